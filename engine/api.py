@@ -339,12 +339,10 @@ class AsyncEngine(Protocol):
     @property
     def device_loss(self) -> DeviceLost | None:
         """Set once the status is "failed" because the device answers no more."""
-        ...
 
     @property
     def step_age_s(self) -> float:
         """Seconds since the running step began; 0 between steps."""
-        ...
 
     async def submit(self, request: Request) -> EventStream:
         """Check and admit a request. Raises `RequestError`, `Overloaded` or `EngineStopped` before any event."""
@@ -356,7 +354,11 @@ class AsyncEngine(Protocol):
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]: ...
 
-    async def detokenize(self, token_ids: Sequence[int]) -> str: ...
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Raises `InvalidRequest` for an id that is not in the vocabulary, and for too many."""
+
+    async def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
+        """What each token writes by itself: not always whole characters. Raises as `detokenize`."""
 
     async def render(self, chat: Chat) -> str:
         """The chat as the model's template writes it. Raises `InvalidRequest` if the template refuses."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -20,7 +20,8 @@ from pydantic import (
 
 from slipstream.server.describe.shape import optional
 from slipstream.server.http.body import wrong
-from slipstream.server.images.image_part import Content, ImagePart, Placed, followed, images_in
+from slipstream.server.http.error_table import bad_request
+from slipstream.server.images.image_part import ImagePart, Placed, images_in, joined
 from slipstream.server.openai import sent
 from slipstream.server.openai.readers import read_content
 from slipstream.server.openai.wire import MAX_MESSAGES, Message
@@ -222,15 +223,21 @@ def images_of(turns: Iterable[Turn]) -> Iterator[Placed]:
 
 
 def chat_messages(system: str | None, turns: Iterable[Turn]) -> list[Message]:
-    """The messages of a chat that a system prompt and turns make."""
-    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    """The messages of a chat that a system prompt and turns make: what one role says in a row is one message.
+
+    Raises `Refused` if they are too many.
+    """
+    runs: list[list[dict[str, Any]]] = [[{"role": "system", "content": system}]] if system else []
     for turn in turns:
         for part in _parts(turn):
-            if messages and _goes_on(messages[-1], part):
-                _join(messages[-1], part)
+            if runs and _goes_on(runs[-1][-1], part):
+                runs[-1].append(part)
             else:
-                messages.append(part)
-    return [Message.model_construct(**{"content": None, **one}) for one in messages]
+                runs.append([part])
+    if len(runs) > MAX_MESSAGES:
+        reason = f"its blocks make {len(runs)} turns of a chat; at most {MAX_MESSAGES} are allowed"
+        raise bad_request(f"messages: {reason}", param="messages")
+    return [_joined(run) for run in runs]
 
 
 def _parts(turn: Turn) -> Iterable[dict[str, Any]]:
@@ -259,11 +266,14 @@ def _goes_on(last: dict[str, Any], part: dict[str, Any]) -> bool:
     return bool(last["role"] == part["role"]) and part["role"] in ("user", "assistant")
 
 
-def _join(last: dict[str, Any], part: dict[str, Any]) -> None:
-    """Add to a message what follows it in the same role."""
+def _joined(parts: Sequence[dict[str, Any]]) -> Message:
+    """The message of parts that follow each other in one role."""
+    fields = dict(parts[0])
     for name in ("reasoning_content", "content"):
-        if name in part:
-            joined: Content = followed(last.get(name), part[name])
-            last[name] = joined
-    if "tool_calls" in part:
-        last["tool_calls"] = [*last.get("tool_calls", ()), *part["tool_calls"]]
+        if any(name in part for part in parts):
+            fields[name] = joined(part[name] for part in parts if name in part)
+    calls = [call for part in parts for call in part.get("tool_calls", ())]
+    if calls:
+        fields["tool_calls"] = calls
+    fields.setdefault("content", None if calls else "")  # some templates add it to a text
+    return Message.model_construct(**fields)

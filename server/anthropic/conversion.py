@@ -7,7 +7,7 @@ from typing import Any
 from slipstream.server.anthropic.content_blocks import chat_messages
 from slipstream.server.anthropic.message_reply import MessageForm
 from slipstream.server.anthropic.wire import CountRequest
-from slipstream.server.http.error_table import bad_request
+from slipstream.server.http.error_table import bad_request, unsupported
 from slipstream.server.openai.convert import Caller, chat_fields, chat_job
 from slipstream.server.openai.job import Job
 from slipstream.server.openai.wire import ChatRequest, Message
@@ -17,6 +17,8 @@ ENABLED = {"enabled": True, "adaptive": True, "disabled": False}  # by the type 
 
 def messages_job(wire: CountRequest, caller: Caller) -> Job:
     """The job of a conversation. Raises `Refused`."""
+    if wire.n_probs:
+        raise unsupported("n_probs", "a message has no place for log-probabilities")
     messages = chat_messages(wire.system, wire.messages)
     thinking, config, choice = wire.thinking, wire.output_config, wire.tool_choice
     kwargs = wire.chat_template_kwargs or {}

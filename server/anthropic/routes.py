@@ -14,7 +14,7 @@ from slipstream.server.anthropic.error_shape import PATH
 from slipstream.server.anthropic.wire import CountRequest, MessagesRequest
 from slipstream.server.describe.openapi import GENERATE, WORK, answers, failing, takes
 from slipstream.server.http.body import answer_json
-from slipstream.server.openai.serving import Serving
+from slipstream.server.openai.serving import Serving, n_prompt
 
 _CONVERSATION = [{"role": "user", "content": "Write the docstring:\n\ndef f(x): ..."}]
 # Errors have a shape of their own here, also those that come before a route.
@@ -43,6 +43,6 @@ def routes(serving: Serving) -> APIRouter:
     async def count(request: Request) -> Response:
         engine = serving.gate.for_work()
         job = await serving.job(engine, request, CountRequest, messages_job)
-        return answer_json({"input_tokens": len(await engine.prompt_ids(job.requests[0].prompt))})
+        return answer_json({"input_tokens": await n_prompt(engine, job)})
 
     return router

@@ -75,6 +75,10 @@ def read_choice(value: Any) -> Any:
     return ChosenTools(ToolChoice("required", (value["name"],)), not alone)
 
 
+def _texts_or_none(value: Any) -> Any:
+    return None if value is None else read_texts(value)
+
+
 def read_output_format(value: Any) -> Any:
     """`{"type": "json_schema", "schema": …}` as the source of a grammar."""
     if value is None:
@@ -135,8 +139,8 @@ class CountRequest(Generate):
     """The request whose prompt is counted."""
 
     messages: Turns = Field(description="the conversation; a last turn of the assistant is continued")
-    system: Annotated[str | None, BeforeValidator(lambda one: one and read_texts(one), Texts | None)] = (
-        optional("the system prompt: a text, or a list of text blocks")
+    system: Annotated[str | None, BeforeValidator(_texts_or_none, Texts | None)] = optional(
+        "the system prompt: a text, or a list of text blocks"
     )
     stop_sequences: Stops = optional("strings that end the reply; they are not part of it")
     thinking: Thinking | None = optional("whether the model should think")

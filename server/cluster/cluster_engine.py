@@ -131,6 +131,10 @@ class ClusterEngine:
         found: str = await self._asked("detokenize", list(token_ids))
         return found
 
+    async def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
+        found: list[bytes] = await self._asked("token_bytes", list(token_ids))
+        return found
+
     async def render(self, chat: Chat) -> str:
         found: str = await self._asked("render", chat)
         return found

@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from slipstream.server.http.error_table import bad_request, not_json
+from slipstream.server.http.error_table import bad_request, compressed, not_json
 from slipstream.server.report.logs import logger
 
 log = logger(__name__)
@@ -30,6 +30,7 @@ OWN_CODES = frozenset({"unsupported_value"})
 # Longer bodies (bytes) are read in a thread, as that takes up to 0.1 s; one after the other, so that memory and the
 # interpreter are left to others.
 LONG_BODY = 1 << 15
+GZIP = b"\x1f\x8b"  # what a compressed body begins with, and no JSON
 LONG_BODIES = ThreadPoolExecutor(max_workers=1, thread_name_prefix="long-bodies")
 # What a body may have of these characters, in texts or not: the parser holds the interpreter for some 0.15 µs for each
 # list, object and key, and 0.03 µs for other values. A million token ids, or a text of a million tokens, stay below.
@@ -59,6 +60,8 @@ async def _read(request: Request, reading: Callable[[bytes], T]) -> T:
     if kind != "application/json":
         raise not_json()
     body = await request.body()
+    if body.startswith(GZIP):
+        raise compressed()
     if len(body) > LONG_BODY:
         work = partial(copy_context().run, lambda: reading(body))
         return await asyncio.get_running_loop().run_in_executor(LONG_BODIES, work)

@@ -9,6 +9,7 @@ import logging
 import re
 import time
 import uuid
+from functools import partial
 from typing import Any
 
 import structlog
@@ -29,7 +30,10 @@ from slipstream.server.report.tracing import Tracing
 log = logger(__name__)
 WELL_FORMED = re.compile(r"[A-Za-z0-9._-]{1,64}")
 # Routes that generate, below `/v1` or without it, with OpenTelemetry's names for what they do.
-GENERATING = {"/chat/completions": "chat", "/messages": "chat", "/completions": "text_completion"}
+GENERATING = {
+    **dict.fromkeys(("/chat/completions", "/messages", "/responses"), "chat"),
+    **dict.fromkeys(("/completions", "/completion", "/infill"), "text_completion"),
+}
 # Asked every few seconds by monitoring; a 503 of theirs while the model loads is no reason for a warning.
 PROBES = HEALTH | {"/metrics"}
 # Not faults, but ends: of the request, of the process.
@@ -76,14 +80,22 @@ class Envelope:
                     await internal().response()(scope, receive, stamped)
                 # Once the response has begun, returning before its end makes uvicorn cut the connection.
             finally:
-                seconds = time.perf_counter() - started
-                path = scope["path"]  # without --api-prefix, which an inner layer removed
-                operation = GENERATING.get(path.removeprefix("/v1"))
-                if path not in PROBES:
-                    self.meter.ended(record, seconds)
-                if self.traces and operation:
-                    self.traces.tell(record, operation, Headers(scope=scope), status, started_ns)
-                _log(_level(path, operation, status), record, scope, status, seconds)
+                end = partial(self._end, record, scope, status, started, started_ns)
+                if record.background is None:
+                    end()
+                else:
+                    record.background.add_done_callback(lambda _: end())
+
+    def _end(self, record: Record, scope: Scope, status: int, started: float, started_ns: int) -> None:
+        """A request has ended: count it, and write its access line and its span."""
+        seconds = time.perf_counter() - started
+        path = scope["path"]  # without --api-prefix, which an inner layer removed
+        operation = GENERATING.get(path.removeprefix("/v1")) if scope["method"] == "POST" else None
+        if path not in PROBES:
+            self.meter.ended(record, seconds)
+        if self.traces and operation:
+            self.traces.tell(record, operation, Headers(scope=scope), status, started_ns)
+        _log(_level(path, operation, status), record, scope, status, seconds)
 
 
 def _level(path: str, operation: str | None, status: int) -> int:

@@ -117,6 +117,11 @@ def not_json() -> Refused:
     return Refused(Problem(415, "invalid_request_error", "unsupported_media_type", message))
 
 
+def compressed() -> Refused:
+    message = "compressed bodies are not read here; send the body without 'content-encoding: gzip'"
+    return Refused(Problem(415, "invalid_request_error", "unsupported_media_type", message))
+
+
 def unavailable(message: str, code: str) -> Refused:
     headers = {"retry-after": str(RETRY_AFTER_S)}
     return Refused(Problem(503, "unavailable_error", code, message, headers=headers))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,11 +44,10 @@ def for_template(content: Content | None) -> Any:
     ]
 
 
-def followed(first: Content | None, second: Content) -> Content:
-    """Two contents as one: texts are joined by a line break."""
-    if not first:
-        return second
-    if isinstance(first, str) and isinstance(second, str):
-        return f"{first}\n{second}"
-    texts = ([one] if isinstance(one, str) else one for one in (first, second) if one)
-    return [part for some in texts for part in some]
+def joined(contents: Iterable[Content]) -> Content:
+    """Contents as one: texts are joined by a line break, empty ones are left out."""
+    filled = [one for one in contents if one]
+    texts = [one for one in filled if isinstance(one, str)]
+    if len(texts) == len(filled):
+        return "\n".join(texts)
+    return [part for one in filled for part in ([one] if isinstance(one, str) else one)]

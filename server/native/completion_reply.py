@@ -74,6 +74,9 @@ class NativeReply:
         self._info = info
         self._choices = [_Choice(job.wanted.text(one.prompt_tail), len(one.prompt_ids)) for one in streams]
 
+    def may_end(self, index: int) -> bool:
+        return bool(self._choices[index].text.may_end)
+
     def is_ended(self, index: int) -> bool:
         return bool(self._choices[index].text.is_ended)
 
@@ -148,7 +151,10 @@ class NativeReply:
             "model": self._info.name,
             "tokens_predicted": usage.n_completion,
             "tokens_evaluated": usage.n_prompt,
-            "generation_settings": settings_of(self._job, index, end, self._info),
+            "generation_settings": {
+                **settings_of(self._job, index, end, self._info),
+                "samplers": list(SAMPLERS if self._form.wire.samplers is None else self._form.wire.samplers),
+            },
             "prompt": self._form.prompts[index // self._job.n] if self._form.prompts else "",
             "has_new_line": "\n" in content,
             "truncated": end.reason == "length" and n_total >= self._info.n_ctx,
@@ -199,7 +205,6 @@ def settings_of(job: Job, index: int, end: Done, info: ModelInfo) -> dict[str, A
         "ignore_eos": asked.ignore_eos,
         "logit_bias": [{"token": token, "bias": bias} for token, bias in _finite(asked.logit_bias)],
         "n_probs": request.logprobs or 0,
-        "samplers": list(SAMPLERS),
         "stream": job.stream,
         "timings_per_token": job.timings,
         "grammar": request.grammar.source if request.grammar else "",

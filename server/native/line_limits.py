@@ -19,11 +19,11 @@ class LimitedText:
     """Text in which every character is content, up to the limits: a `ReplyText`."""
 
     n_reasoning: int | None = None
-
     def __init__(
         self, n_indent: int = 0, seconds: float = 0.0, now: Callable[[], float] = time.monotonic
     ) -> None:
         """n_indent: least white space before each line but the first; seconds: since the first text; 0: no limit."""
+        self.may_end = n_indent > 0 or seconds > 0
         self.is_ended = False
         self._n_indent = n_indent
         self._seconds = seconds

@@ -12,13 +12,13 @@ from slipstream.server.openai.replies import Metrics, PromptProgress, Resolved, 
 
 class Piece(Shape):
     id: int
-    piece: str
+    piece: str | list[int] = Field(description="its text, or its bytes where they are not whole characters")
 
 
 class Tokens(Shape):
     tokens: list[int] | list[Piece] = Field(description="token ids; with `with_pieces` objects")
-    count: int | None = optional("for a `prompt`: how many")
-    max_model_len: int | None = optional("for a `prompt`: most tokens of a sequence")
+    count: int | None = optional("for a `prompt` and for `messages`: how many")
+    max_model_len: int | None = optional("for these: most tokens of a sequence")
 
 
 class Content(Shape):

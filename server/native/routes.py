@@ -12,7 +12,6 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from slipstream.engine.settings import Settings
 from slipstream.server.describe.openapi import GENERATE, WORK, answers, takes
 from slipstream.server.http.body import answer_json, checked, read_array, read_json
 from slipstream.server.http.error_table import bad_request, unsupported
@@ -34,7 +33,9 @@ from slipstream.server.native.replies import (
     TokenizerInfo,
     Tokens,
 )
-from slipstream.server.native.wire import MAX_PIECES, Detokenize, NoAdapters, Tokenize
+from slipstream.server.native.wire import MAX_PIECES, Detokenize, NoAdapters, Tokenize, TokenizeChat
+from slipstream.server.openai.choices import naming_prompt
+from slipstream.server.openai.convert import chat_job
 from slipstream.server.openai.serving import Convert, Model, Serving, answer, in_names
 
 Chosen = dict[str, Any]  # with `response_fields`
@@ -54,7 +55,7 @@ COMPLETION: Any = {
 def routes(serving: Serving) -> APIRouter:
     router = APIRouter()
     _add_completions(router, serving)
-    _add_tokens(router, serving.gate, serving.settings)
+    _add_tokens(router, serving)
     _add_tokenizer(router, serving.gate)
     _add_adapters(router, serving.gate)
     return router
@@ -63,10 +64,11 @@ def routes(serving: Serving) -> APIRouter:
 async def _reply(serving: Serving, request: Request, model: type[Model], convert: Convert[Model]) -> Response:
     engine = serving.gate.for_work()
     job = await serving.job(engine, request, model, convert)
-    prompts = [
-        one if isinstance(one, str) else await engine.detokenize(await engine.prompt_ids(one))
-        for one in texts_of(job)
-    ]
+    with naming_prompt(job):
+        prompts = [
+            one if isinstance(one, str) else await engine.detokenize(await engine.prompt_ids(one))
+            for one in texts_of(job)
+        ]
     assert isinstance(job.form, NativeForm)
     form = replace(job.form, prompts=prompts)
     return await answer(request, engine, replace(job, form=form), serving.settings)
@@ -91,26 +93,44 @@ def _add_completions(router: APIRouter, serving: Serving) -> None:
         return await in_names({"suffix": "input_suffix"}, _reply(serving, request, InfillRequest, infill_job))
 
 
-def _add_tokens(router: APIRouter, gate: Gate, settings: Settings) -> None:
+def _piece(written: bytes) -> str | list[int]:
+    try:
+        return written.decode()
+    except UnicodeDecodeError:
+        return list(written)
+
+
+def _add_tokens(router: APIRouter, serving: Serving) -> None:
+    gate, strict = serving.gate, serving.settings.strict_api
+
+    def read_text_or_chat(data: dict[str, Any]) -> Tokenize | TokenizeChat:
+        if data.get("messages") is None:
+            return checked(Tokenize, data, strict=strict)
+        return checked(TokenizeChat, TokenizeChat.prepared(data), strict=strict)
 
     @router.post(
         "/tokenize",
         summary="Text to token ids",
         responses=answers(Tokens, *WORK),
-        openapi_extra=takes(Tokenize, example={"content": "def add(a, b):"}),
+        openapi_extra=takes(Tokenize, TokenizeChat, example={"content": "def add(a, b):"}),
     )
     async def tokenize(request: Request) -> Response:
         engine = gate.for_work()
-        wire = await read_json(request, partial(checked, Tokenize, strict=settings.strict_api))
-        ids = await engine.tokenize(
-            wire.text, add_special=wire.adds_special, parse_special=wire.parse_special
-        )
-        counts = {} if wire.prompt is None else {"count": len(ids), "max_model_len": engine.info.n_ctx}
+        wire = await read_json(request, read_text_or_chat)
+        if isinstance(wire, TokenizeChat):
+            job = await serving.converted(engine, request, wire, chat_job)
+            ids = await engine.prompt_ids(job.requests[0].prompt)
+        else:
+            special = {"add_special": wire.adds_special, "parse_special": wire.parse_special}
+            ids = await engine.tokenize(wire.text, **special)
+        is_for_vllm = isinstance(wire, TokenizeChat) or wire.prompt is not None
+        counts = {"count": len(ids), "max_model_len": engine.info.n_ctx} if is_for_vllm else {}
         if not wire.with_pieces:
             return answer_json({"tokens": ids, **counts})
         if len(ids) > MAX_PIECES:
             raise bad_request(f"with_pieces: at most {MAX_PIECES} tokens at once", param="with_pieces")
-        pieces = [{"id": one, "piece": await engine.detokenize([one])} for one in ids]
+        written = await engine.token_bytes(ids)
+        pieces = [{"id": one, "piece": _piece(piece)} for one, piece in zip(ids, written, strict=True)]
         return answer_json({"tokens": pieces, **counts})
 
     @router.post(
@@ -121,7 +141,7 @@ def _add_tokens(router: APIRouter, gate: Gate, settings: Settings) -> None:
     )
     async def detokenize(request: Request) -> Response:
         engine = gate.for_work()
-        wire = await read_json(request, partial(checked, Detokenize, strict=settings.strict_api))
+        wire = await read_json(request, partial(checked, Detokenize, strict=strict))
         text = await engine.detokenize(wire.tokens)
         return answer_json({"content": text, "prompt": text})
 

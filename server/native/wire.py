@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, RootModel
+from pydantic import BaseModel, ConfigDict, FailFast, Field, RootModel, model_validator
 
 from slipstream.server.describe.shape import optional
+from slipstream.server.openai.wire import ChatRequest
 
-MAX_PIECES = 16384  # each piece costs a call to the engine
+MAX_PIECES = 16384
 
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class Wire(BaseModel):
+    """A field that is null is absent."""
+
     model_config = ConfigDict(strict=True, extra="allow")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        return (
+            {name: one for name, one in given.items() if one is not None}
+            if isinstance(given, dict)
+            else given
+        )
 
 
 class Tokenize(Wire):
@@ -34,6 +46,12 @@ class Tokenize(Wire):
         if self.add_special_tokens is None:
             return self.add_special or self.prompt is not None
         return self.add_special_tokens
+
+
+class TokenizeChat(ChatRequest):
+    """vLLM's other form: a conversation, which the template writes with the other fields of a chat."""
+
+    with_pieces: bool | None = optional("return the text of each token too")
 
 
 class Detokenize(Wire):

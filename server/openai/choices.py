@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from itertools import accumulate
 
 from slipstream.engine.api import (
     AsyncEngine,
@@ -17,7 +19,7 @@ from slipstream.engine.api import (
     Progress,
 )
 from slipstream.engine.errors import ContextTooLong, EngineError, EngineFault
-from slipstream.server.http.error_table import internal, problem_of
+from slipstream.server.http.error_table import Problem, problem_of
 from slipstream.server.http.sse import close_all
 from slipstream.server.openai.job import Job, Reply
 from slipstream.server.report.logs import logger
@@ -33,14 +35,23 @@ async def submit(engine: AsyncEngine, job: Job) -> list[EventStream]:
     """
     streams: list[EventStream] = []
     try:
-        for request in job.requests:
-            streams.append(await engine.submit(request))  # noqa: PERF401 - those before a refusal must be closed
-    except BaseException as error:
+        with naming_prompt(job):
+            for request in job.requests:
+                streams.append(await engine.submit(request))  # noqa: PERF401 - those before a refusal must be closed
+    except BaseException:
         await close_all(streams)
-        if isinstance(error, ContextTooLong):
-            error.param = job.form.prompt_field
         raise
     return streams
+
+
+@contextmanager
+def naming_prompt(job: Job) -> Iterator[None]:
+    """A prompt that is too long is refused under the name that it has in the request."""
+    try:
+        yield
+    except ContextTooLong as error:
+        error.param = job.form.prompt_field
+        raise
 
 
 def begun(job: Job, info: ModelInfo, streams: Sequence[EventStream]) -> Reply:
@@ -66,18 +77,21 @@ async def chunks(reply: Reply, streams: Sequence[EventStream]) -> AsyncIterator[
                 for chunk in made:
                     yield chunk
         _check(ends, streams)
-    except Exception as error:
-        if isinstance(error, EngineError):
-            if not isinstance(error, EngineFault):  # the engine has logged those
-                log.warning("failed", error=str(error))
-            problem = problem_of(error)
-        else:
-            log.exception("unexpected")
-            problem = internal()
-        record().code = problem.code
-        yield reply.failed(problem)
+    except Exception as error:  # noqa: BLE001 - `failure` logs it
+        yield reply.failed(failure(error))
     if reply.closing:
         yield reply.closing
+
+
+def failure(error: Exception) -> Problem:
+    """The error of a reply that was under way, noted in the log and in the request's record."""
+    if not isinstance(error, EngineError):
+        log.exception("unexpected")
+    elif not isinstance(error, EngineFault):  # the engine has logged those
+        log.warning("failed", error=str(error))
+    problem = problem_of(error)
+    record().code = problem.code
+    return problem
 
 
 async def collect(reply: Reply, streams: Sequence[EventStream]) -> bytes:
@@ -113,13 +127,44 @@ def _done(happened: Done | Failed) -> Done:
 
 
 async def _wanted(reply: Reply, streams: Sequence[EventStream]) -> AsyncGenerator[tuple[int, Event], None]:
-    """Events of all choices. A choice whose further text would not be sent (`is_ended`) is asked to finish."""
+    """Events of all choices. A choice whose further text would not be sent (`is_ended`) is asked to finish.
+
+    What is sent of it does not depend on how many tokens came in a step.
+    """
+    n_sent = [0] * len(streams)  # characters
     async with aclosing(_merged(streams)) as events:
         async for index, happened in events:
-            if isinstance(happened, Delta) and reply.is_ended(index):
-                streams[index].finish()
+            if not isinstance(happened, Delta):
+                yield index, happened
                 continue
-            yield index, happened
+            for delta in by_token(happened, n_sent[index]) if reply.may_end(index) else (happened,):
+                if reply.is_ended(index):
+                    streams[index].finish()
+                    break
+                yield index, delta
+            n_sent[index] += len(happened.text)
+
+
+def by_token(delta: Delta, n_before: int) -> Sequence[Delta]:
+    """The delta as steps of one token each. n_before: characters of the text before it."""
+    n = len(delta.token_ids)
+    if n < 2 or len(delta.pieces) != n:
+        return (delta,)
+    ends = [n_before + n_characters for n_characters in accumulate(map(len, delta.pieces))]
+    owners = [min(bisect_right(ends, one.offset), n - 1) for one in delta.logprobs]
+    return [
+        Delta(
+            piece,
+            (token_id,),
+            (source,),
+            (piece,),
+            tuple(one for one, owner in zip(delta.logprobs, owners, strict=True) if owner == i),
+            delta.steps if i == 0 else (),
+        )
+        for i, (token_id, source, piece) in enumerate(
+            zip(delta.token_ids, delta.sources, delta.pieces, strict=True)
+        )
+    ]
 
 
 async def _merged(streams: Sequence[EventStream]) -> AsyncGenerator[tuple[int, Event], None]:

@@ -42,6 +42,10 @@ class _ChatChoice:
         self._logprobs: list[TokenLogprob] = []
 
     @property
+    def may_end(self) -> bool:
+        return self.text.may_end
+
+    @property
     def is_ended(self) -> bool:
         return self.text.is_ended
 
@@ -96,7 +100,7 @@ class _ChatChoice:
 
 
 class _TextChoice:
-    is_ended = False
+    may_end = is_ended = False
     n_reasoning: int | None = None
 
     def __init__(self, index: int, wanted: Wanted, stream: EventStream) -> None:

@@ -22,6 +22,10 @@ class ReplyText(Protocol):
         """Tokens that were thinking; None if not counted."""
 
     @property
+    def may_end(self) -> bool:
+        """Whether `is_ended` may become true. Call `feed` with one token at a time then."""
+
+    @property
     def is_ended(self) -> bool:
         """Whether no further text would be sent, so that the generation may end."""
 
@@ -39,7 +43,7 @@ class FreeText:
     """Every character is content."""
 
     n_reasoning: int | None = None
-    is_ended = False
+    may_end = is_ended = False
 
     def __init__(self, prompt_tail: str) -> None: ...
 
@@ -78,6 +82,7 @@ class FormattedText:
     """Text in the model's format: a `ReplyText`."""
 
     def __init__(self, reading: Reading, prompt_tail: str) -> None:
+        self.may_end = reading.most_calls is not None
         self._silent = reading.silent
         self._parser = parser_of(
             reading.known.format,

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from slipstream.engine.api import AsyncEngine
-from slipstream.engine.errors import EngineError
+from slipstream.engine.errors import ContextTooLong, EngineError
 from slipstream.engine.settings import Settings
 from slipstream.server.http.body import answer_json, checked, read_json
 from slipstream.server.http.error_table import Refused, renamed
@@ -42,7 +42,11 @@ class Serving:
     async def job(
         self, engine: AsyncEngine, request: Request, model: type[Model], convert: Convert[Model]
     ) -> Job:
-        wire = await read(request, model, self.settings)
+        return await self.converted(engine, request, await read(request, model, self.settings), convert)
+
+    async def converted(
+        self, engine: AsyncEngine, request: Request, wire: Model, convert: Convert[Model]
+    ) -> Job:
         await wire.translated()
         return convert(wire, await self.caller(engine, request, tuple(wire.images())))
 
@@ -65,9 +69,18 @@ class Serving:
         """Answer with the number of prompt tokens of a request, each prompt once, without generating."""
         engine = self.gate.for_work()
         job = await self.job(engine, request, model, convert)
-        prompts = [one.prompt for one in job.requests[:: job.n]]
-        n_tokens = sum([len(await engine.prompt_ids(one)) for one in prompts])
-        return answer_json({"object": "response.input_tokens", "input_tokens": n_tokens})
+        return answer_json({"object": "response.input_tokens", "input_tokens": await n_prompt(engine, job)})
+
+
+async def n_prompt(engine: AsyncEngine, job: Job) -> int:
+    """The prompt tokens of a job, each prompt once; more than fit are counted too. Raises `RequestError`."""
+    n = 0
+    for one in job.requests[:: job.n]:
+        try:
+            n += len(await engine.prompt_ids(one.prompt))
+        except ContextTooLong as error:
+            n += error.n_prompt
+    return n
 
 
 async def read(request: Request, model: type[Model], settings: Settings) -> Model:

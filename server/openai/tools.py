@@ -19,7 +19,8 @@ MAX_TOOLS = 128
 MAX_CALLS = 128  # of a message
 MAX_DESCRIPTION = 64 << 10
 NAME = re.compile(sent.FUNCTION_NAME)
-NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+# Of a function without `parameters`: it takes none, as OpenAI has it.
+NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 Mode = Literal["none", "auto", "required"]
 

@@ -6,6 +6,7 @@ ended, an error response its code. Durations and token counts become Prometheus 
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +40,8 @@ class Record:
     ends: Sequence[Done] = ()
     n_images: int = 0  # that the request shows
     code: str | None = None  # of the error that was sent
+    # A reply that is made behind the response to the request, which ends with it.
+    background: asyncio.Task[None] | None = None
     replicas: tuple[
         str, ...
     ] = ()  # in a cluster: where its choices ran, in the order in which they began there

@@ -28,17 +28,21 @@ Read = Callable[[Sequence[AnyItem]], Job]
 
 async def resolved(wire: ResponsesRequest, kept: KeptResponses, tenant: str) -> list[AnyItem]:
     """The items of the request's own input, references replaced by what they stand for. Raises `Refused`."""
+    references = [one.id for one in wire.input if isinstance(one, ItemReference)]
+    known: dict[str, Any] = {}
+    for response_id in {PREFIX + one.partition("_")[2][:N_KEY] for one in references}:
+        response = await kept.get(tenant, response_id)
+        if response is not None:
+            known |= {item["id"]: item for item in (*response.input, *response.body["output"])}
     items: list[AnyItem] = []
     for index, one in enumerate(wire.input):
-        if isinstance(one, ItemReference):
-            response = await kept.get(tenant, PREFIX + one.id.partition("_")[2][:N_KEY])
-            found = [item for item in response.body["output"] if item["id"] == one.id] if response else []
-            if not found:
-                param = f"input[{index}].id"
-                raise not_found(f"{param}: no item of this id is kept", code="item_not_found", param=param)
-            items += READ.validate_python(found)
-        else:
+        if not isinstance(one, ItemReference):
             items.append(one)
+        elif one.id in known:
+            items += READ.validate_python([known[one.id]])
+        else:
+            param = f"input[{index}].id"
+            raise not_found(f"{param}: no item of this id is kept", code="item_not_found", param=param)
     return items
 
 

@@ -17,6 +17,7 @@ from slipstream.server.openai import wire_logprobs as logprobs
 from slipstream.server.openai.job import Happened, Job, Reply, delta_of
 from slipstream.server.openai.progress import TimingsSoFar, prompt_progress
 from slipstream.server.openai.tools import ToolChoice
+from slipstream.server.responses.input_items import AnyItem
 from slipstream.server.responses.offered import Offered
 from slipstream.server.responses.output import Event, Output
 from slipstream.server.responses.wire import SEALED_THINKING, ResponsesRequest
@@ -28,9 +29,13 @@ ERROR_CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseForm:
-    """The dialect of a request. `keep` is called with a response that `is_kept` when it has ended."""
+    """The dialect of a request. `keep` is called with a response that `is_kept` when it has ended.
+
+    items: the request's own input, references replaced by what they stand for.
+    """
 
     wire: ResponsesRequest
+    items: Sequence[AnyItem]
     is_kept: bool
     keep: Callable[[dict[str, Any]], None]
     id_prefix: str = PREFIX
@@ -59,6 +64,9 @@ class ResponseReply:
         self._n_events = 0
         self._timings = TimingsSoFar()
         self.response = {**begun(form.wire, job.id, info), "store": form.is_kept}
+
+    def may_end(self, index: int) -> bool:
+        return self._text.may_end
 
     def is_ended(self, index: int) -> bool:
         return self._text.is_ended
@@ -137,8 +145,13 @@ class ResponseReply:
         return events
 
     def _end(self, **fields: Any) -> None:
-        ended = {"output": self._output.items, "completed_at": int(time.time())}
-        self.response = {**self.response, **ended, **fields}
+        completed_at = int(time.time()) if fields["status"] == "completed" else None
+        self.response = {
+            **self.response,
+            "output": self._output.items,
+            "completed_at": completed_at,
+            **fields,
+        }
         if self._form.is_kept:
             self._form.keep(self.response)
 

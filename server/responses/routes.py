@@ -6,30 +6,29 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Path
 from starlette.requests import Request
 from starlette.responses import Response
 
 from slipstream.engine.api import AsyncEngine, EventStream
-from slipstream.engine.errors import EngineError
 from slipstream.server.describe.openapi import GENERATE, WORK, answers, takes
 from slipstream.server.http.body import answer_json
 from slipstream.server.http.error_table import (
     bad_request,
     not_found,
-    problem_of,
     unsupported,
 )
 from slipstream.server.http.sse import close_all
-from slipstream.server.openai.choices import collect, submit
+from slipstream.server.openai.choices import collect, failure, submit
 from slipstream.server.openai.job import Job
 from slipstream.server.openai.replies import InputTokens
-from slipstream.server.openai.serving import Serving, answer, in_names, read
+from slipstream.server.openai.serving import Serving, answer, in_names, n_prompt, read
+from slipstream.server.report.meter import record
 from slipstream.server.responses import replies
 from slipstream.server.responses.conversation import before, fitting, resolved, response_job
-from slipstream.server.responses.input_items import images_of, shown
+from slipstream.server.responses.input_items import AnyItem, images_of, shown
 from slipstream.server.responses.kept import Kept, KeptResponses
 from slipstream.server.responses.response import PREFIX, ResponseForm, ResponseReply
 from slipstream.server.responses.wire import ResponsesRequest
@@ -71,13 +70,21 @@ PAGE = {
 ResponseId = Annotated[str, Path(description="the response's `id`")]
 
 
+class Running(NamedTuple):
+    """A response that is being made in the background. input: the items of its request, as they are listed."""
+
+    reply: ResponseReply
+    task: asyncio.Task[None]
+    input: Sequence[dict[str, Any]]
+
+
 @dataclass(frozen=True, slots=True)
 class Responses:
     """What the routes share: kept responses, and those made in the background that have not ended."""
 
     serving: Serving
     kept: KeptResponses
-    running: dict[tuple[str, str], tuple[ResponseReply, asyncio.Task[None]]] = field(default_factory=dict)
+    running: dict[tuple[str, str], Running] = field(default_factory=dict)
 
     async def job(self, engine: AsyncEngine, request: Request, wire: ResponsesRequest) -> Job:
         """The job of a request, with the conversation before it. Raises `Refused`."""
@@ -85,7 +92,7 @@ class Responses:
         tenant = tenant_of(request)
         own = await resolved(wire, self.kept, tenant)
         is_kept = wire.store is not False and self.kept.most > 0
-        form = ResponseForm(wire=wire, is_kept=is_kept, keep=self._keeping(wire, tenant, own))
+        form = ResponseForm(wire=wire, items=own, is_kept=is_kept, keep=self._keeping(wire, tenant, own))
         self.check_ended(tenant, wire.previous_response_id, "previous_response_id")
         earlier = await before(wire, self.kept, tenant)
         placed = (*images_of(earlier, "previous_response_id"), *images_of(own))
@@ -102,29 +109,30 @@ class Responses:
         """What is done with the response when it has ended."""
 
         def keep(body: dict[str, Any]) -> None:
-            key = body["id"].removeprefix(PREFIX)
-            given = [shown(one, f"in_{key}{index:04x}") for index, one in enumerate(items)]
-            self.kept.put(tenant, Kept(wire.previous_response_id, given, body))
+            self.kept.put(tenant, Kept(wire.previous_response_id, _given(items, body["id"]), body))
 
         return keep
 
     async def start(self, engine: AsyncEngine, job: Job) -> dict[str, Any]:
         """Make a response in the background. Returns it as it is now. Raises what `submit` raises."""
         streams = await submit(engine, job)
-        reply = ResponseReply(job.form, job, engine.info, streams[0])  # type: ignore[arg-type]
+        assert isinstance(job.form, ResponseForm)
+        reply = ResponseReply(job.form, job, engine.info, streams[0])
         key = job.requests[0].owner, job.id
-        task = asyncio.create_task(self._run(reply, streams))
-        self.running[key] = reply, task
+        own = record()
+        own.begin(engine.info.name, job.id, len(job.requests), job.n)
+        own.background = task = asyncio.create_task(self._run(reply, streams))
+        self.running[key] = Running(reply, task, _given(job.form.items, job.id))
         task.add_done_callback(lambda _: self.running.pop(key))
         return reply.response
 
     async def _run(self, reply: ResponseReply, streams: Sequence[EventStream]) -> None:
         try:
             await collect(reply, streams)
-        except EngineError as error:
-            reply.fail(problem_of(error))
         except asyncio.CancelledError:
             reply.cancel()
+        except Exception as error:  # noqa: BLE001 - `failure` logs it
+            reply.fail(failure(error))
         finally:
             await close_all(streams)
 
@@ -132,7 +140,8 @@ class Responses:
         """A kept response, or a running response as it is now. Raises `Refused`."""
         key = tenant_of(request), response_id
         if key in self.running:
-            return Kept(None, (), self.running[key][0].response)
+            running = self.running[key]
+            return Kept(None, running.input, running.reply.response)
         found = await self.kept.get(*key)
         if found is None:
             raise not_found("no response of this id is kept", code="response_not_found", param="response_id")
@@ -147,15 +156,21 @@ class Responses:
         """Cancel a response made in the background; one that has ended stays as it is. Raises `Refused`."""
         key = tenant_of(request), response_id
         if key in self.running:
-            reply, task = self.running[key]
-            task.cancel()
-            await asyncio.wait([task])
-            return reply.response
+            running = self.running[key]
+            running.task.cancel()
+            await asyncio.wait([running.task])
+            return running.reply.response
         found = await self.find(request, response_id)
         if not found.body["background"]:
             message = "response_id: only responses with background can be cancelled; others end with their connection"
             raise bad_request(message, param="response_id")
         return found.body
+
+
+def _given(items: Sequence[AnyItem], response_id: str) -> list[dict[str, Any]]:
+    """The items of a request as they are listed; those without an id get one that says whose they are."""
+    key = response_id.removeprefix(PREFIX)
+    return [shown(one, f"in_{key}{index:04x}") for index, one in enumerate(items)]
 
 
 def tenant_of(request: Request) -> str:
@@ -186,8 +201,7 @@ def _add_making(router: APIRouter, responses: Responses) -> None:
         engine = serving.gate.for_work()
         wire = await read(request, ResponsesRequest, serving.settings)
         job = await responses.job(engine, request, wire)
-        n_tokens = len(await engine.prompt_ids(job.requests[0].prompt))
-        return answer_json({"object": "response.input_tokens", "input_tokens": n_tokens})
+        return answer_json({"object": "response.input_tokens", "input_tokens": await n_prompt(engine, job)})
 
     @router.post("/responses", **CREATE)
     @router.post("/v1/responses", **CREATE)

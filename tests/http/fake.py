@@ -401,7 +401,10 @@ class FakeEngine:
 
     async def prompt_ids(self, prompt: Prompt) -> list[int]:
         self._check_ids(prompt)
-        return ids_of(prompt)
+        token_ids = ids_of(prompt)
+        if len(token_ids) >= self.info.n_ctx:
+            raise ContextTooLong(len(token_ids), self.info.n_ctx)
+        return token_ids
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         return ([1] if add_special else []) + [ord(char) for char in text]
@@ -410,6 +413,10 @@ class FakeEngine:
         if any(one >= VOCAB for one in token_ids):
             raise InvalidRequest("tokens", f"a token id is outside the vocabulary (0 … {VOCAB - 1})")
         return "".join(chr(one) for one in token_ids)
+
+    async def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
+        """A token writes one byte, so that a character beyond ASCII is written by no token."""
+        return [bytes([one % 256]) for one in token_ids]
 
     async def render(self, chat: Chat) -> str:
         if self.render_error:

@@ -9,7 +9,7 @@ import pytest
 from openai import OpenAI
 
 from slipstream.engine.api import Infill
-from tests.http.fake import done
+from tests.http.fake import N_CTX, done
 from tests.http.serving import Served, chat
 
 HI = [{"role": "user", "content": "Hi there"}]
@@ -136,6 +136,18 @@ def test_what_is_not_supported_is_refused_by_name(server: Served, path: str, fie
 def test_prompts_are_counted(server: Served, path: str, body: dict[str, Any], n_tokens: int) -> None:
     assert server.post(path, body).json() == {"object": "response.input_tokens", "input_tokens": n_tokens}
     assert not server.engine.requests
+
+
+def test_what_is_too_long_to_fit_is_counted_too(server: Served) -> None:
+    long = "a " * 2 * N_CTX
+    n = 2 * N_CTX + 1
+    for path, body in (
+        (f"{CHAT}/input_tokens", chat(messages=[{"role": "user", "content": long}])),
+        (f"{TEXT}/input_tokens", {"prompt": long}),
+        ("/v1/responses/input_tokens", {"input": long}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": long}]}),
+    ):
+        assert server.post(path, body).json()["input_tokens"] == n
 
 
 def test_counting_refuses_what_generating_refuses(server: Served) -> None:

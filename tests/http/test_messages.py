@@ -277,6 +277,21 @@ def test_turns_are_the_messages_of_a_chat(server: Served) -> None:
     assert asked(server).add_generation_prompt
 
 
+def test_a_turn_that_only_thought_has_no_text(server: Served) -> None:
+    """A reply that `max_tokens` cut in its thinking, sent back; some templates add its content to a text."""
+    thought = {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""}]}
+    message(server, messages=[TALK[0], thought, TALK[0]], system=[])
+    _, thinking, _ = [dict(one) for one in asked(server).messages]
+    assert (thinking["reasoning_content"], thinking["content"]) == ("hm", "")
+
+
+def test_blocks_of_a_turn_are_one_message_however_many(server: Served) -> None:
+    blocks = [{"type": "text", "text": ""}, *[{"type": "text", "text": "a"}] * 200]
+    message(server, messages=[{"role": "user", "content": blocks}])
+    (told,) = [dict(one) for one in asked(server).messages]
+    assert told["content"] == "\n".join("a" * 200)
+
+
 def test_a_last_turn_of_the_assistant_is_continued(server: Served) -> None:
     begun = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "I"}]
     message(server, messages=begun)

@@ -81,6 +81,11 @@ WRONG = [
         user({"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}),
         "messages.0.content.0.content: an image's source should be of the type base64 or url",
     ),
+    (
+        user(*[{"type": "tool_result", "tool_use_id": "a"}] * 5000),
+        "messages: its blocks make 5000 turns of a",
+    ),
+    ({"n_probs": 2}, "n_probs: a message has no place for log-probabilities"),
     ({"system": 7}, "system: Input should be a string"),
     ({"system": [{"type": "image"}]}, "system: only parts of type 'text'"),
     ({"stop_sequences": [""]}, "stop_sequences: Each string should have 1 to"),

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
 
-from slipstream.engine.api import Delta, Infill
+from slipstream.engine.api import Delta, Infill, Request, TokenLogprob
+from slipstream.engine.service.run.event_stream import _join
 from slipstream.server.native.line_limits import LimitedText
 from slipstream.server.native.replies import Generated
 from slipstream.server.openai.formats.format import Content
-from tests.http.fake import delta, done
+from tests.http.fake import Step, delta, done
 from tests.http.serving import Served
 
 REPLY = TypeAdapter(Generated | list[Generated])
@@ -262,3 +265,51 @@ def test_a_limited_text_ends_the_generation(server: Served) -> None:
     reply = ask(server, n_indent=2)
     assert (reply["content"], reply["stop_type"]) == ("a\n", "limit")
     assert server.engine.streams[-1].asked_to_finish
+
+
+@pytest.mark.parametrize("n_burst", [2, 3, 20])
+def test_tokens_behind_the_end_are_not_sent_however_many_come_at_once(server: Served, n_burst: int) -> None:
+    fields = {"n_indent": 2, "n_probs": 1, "return_tokens": True}
+    server.engine.script = judged(LINES, 1)
+    alone = ask(server, **fields)
+    assert (alone["content"], len(alone["tokens"])) == ("first\n    more\n", 10)
+    server.engine.script = judged(LINES, n_burst)
+    together = ask(server, **fields)
+    pieces = chunks(server, **fields)
+    for name, whole in (("tokens", together["tokens"]), ("completion_probabilities", None)):
+        streamed = [each for one in pieces for each in one.get(name, ())]
+        assert streamed == (whole or together[name]) == alone[name]
+
+
+def judged(text: str, n_burst: int) -> Callable[[Request], Iterator[Step]]:
+    """A script that says the text in bursts of tokens of two characters, each with its log-probability.
+
+    Every other token's text is held back, and comes with the next.
+    """
+
+    def script(request: Request) -> Iterator[Step]:
+        tokens = [
+            TokenLogprob(i, text[at : at + 2].encode(), -1.0, (), at)
+            for i, at in enumerate(range(0, len(text), 2))
+        ]
+        pieces = [text[2 * i - 2 : 2 * i + 2] if i % 2 else "" for i in range(len(tokens))]
+        steps = [
+            Delta(piece, (i,), (None,), (piece,), tuple(tokens[i - 1 : i + 1] if i % 2 else ()))
+            for i, piece in enumerate(pieces)
+        ]
+        for i in range(0, len(steps), n_burst):
+            yield reduce(_join, steps[i : i + n_burst])
+        yield done(request, len(tokens))
+
+    return script
+
+
+def test_a_prompt_that_is_too_long_has_its_name(server: Served) -> None:
+    for prompt in ("a " * 600, [7] * 600):
+        error = server.post("/completion", {"prompt": prompt}).json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+
+
+def test_the_samplers_in_force_are_shown(server: Served) -> None:
+    assert ask(server, samplers=["top_k"])["generation_settings"]["samplers"] == ["top_k"]
+    assert len(ask(server)["generation_settings"]["samplers"]) == 5

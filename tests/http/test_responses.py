@@ -14,11 +14,13 @@ from pydantic import BaseModel
 
 from slipstream.engine.api import Chat, Failed, Request
 from slipstream.engine.errors import StepFailed
+from slipstream.server.responses.kept import KeptResponses
 from tests.http.fake import INFO, delta, done, words
-from tests.http.serving import Served, served, until
+from tests.http.serving import Served, logged, served, until
 from tests.http.test_tools import CALL, SECOND, TEMPLATE, THOUGHT, says
 
 PATH = "/v1/responses"
+TOKENS = "slipstream:request_generation_tokens_sum"
 TEN = "w0 w1 w2 w3 w4 w5 w6 w7 w8 w9 "
 LOOK = {
     "type": "function",
@@ -246,6 +248,24 @@ def test_references_stand_for_kept_items(client: OpenAI, server: Served) -> None
     assert error["param"] == "input[1].id"
 
 
+def test_items_of_a_kept_request_can_be_referred_to(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A response is read once, however many of its items are named."""
+    made = server.post(PATH, {"input": "one"}).json()
+    (item,) = server.http.get(f"{PATH}/{made['id']}/input_items").json()["data"]
+    read: list[str] = []
+    get = KeptResponses.get
+
+    async def counted(self: KeptResponses, tenant: str, response_id: str) -> Any:
+        read.append(response_id)
+        return await get(self, tenant, response_id)
+
+    monkeypatch.setattr(KeptResponses, "get", counted)
+    names = [item["id"], made["output"][0]["id"], item["id"]]
+    server.post(PATH, {"input": [{"type": "item_reference", "id": one} for one in names]})
+    assert [one["content"] for one in asked(server)] == ["one", TEN, "one"]
+    assert read == [made["id"]]
+
+
 def test_what_is_not_to_be_kept_is_not(client: OpenAI, server: Served) -> None:
     reply = client.responses.create(model="m", input="one", store=False)
     with pytest.raises(openai.NotFoundError):
@@ -307,6 +327,40 @@ def test_in_the_background(client: OpenAI) -> None:
     until(lambda: client.responses.retrieve(made.id).status == "completed")
     assert client.responses.retrieve(made.id).output_text == TEN
     assert client.responses.cancel(made.id).status == "completed"
+
+
+def test_what_is_made_in_the_background_is_counted_when_it_ends(
+    server: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, as any other request; also what failed."""
+
+    def generated() -> float:
+        line = next(one for one in server.http.get("/metrics").text.splitlines() if one.startswith(TOKENS))
+        return float(line.split()[1])
+
+    before = generated()
+    with caplog.at_level("INFO"):
+        made = server.post(PATH, {"input": "one", "background": True}).json()["id"]
+        until(lambda: generated() == before + 10)
+        until(lambda: [one for one in logged(caplog, "request") if one.get("id") == made])
+    (line,) = [one for one in logged(caplog, "request") if one["path"] == PATH]
+    assert (line["status"], line["n_completion"], line["reason"]) == (200, 10, "stop")
+    assert generated() == before + 10
+    server.engine.script = lambda request: [ValueError("qzCanary")]
+    failing = server.post(PATH, {"input": "one", "background": True}).json()["id"]
+    until(lambda: server.http.get(f"{PATH}/{failing}").json()["status"] == "failed")
+    server.engine.script = words
+
+
+def test_the_input_of_a_running_response_is_listed(server: Served) -> None:
+    server.engine.script = slowly
+    made = server.post(PATH, {"input": "one", "background": True}).json()["id"]
+    (item,) = server.http.get(f"{PATH}/{made}/input_items").json()["data"]
+    assert item["content"][0]["text"] == "one"
+    server.http.post(f"{PATH}/{made}/cancel")
+    (kept,) = server.http.get(f"{PATH}/{made}/input_items").json()["data"]
+    assert kept == item
+    server.engine.script = words
 
 
 def test_cancelling(client: OpenAI, server: Served) -> None:

@@ -175,6 +175,17 @@ def test_one_call_at_most(client: OpenAI, server: Served) -> None:
     assert not server.engine.running
 
 
+def test_tokens_behind_the_last_call_are_not_sent(server: Served) -> None:
+    """However many come in a step: with drafts there are more than without."""
+    found = []
+    for n_burst in (1, 4, 7, 16, 100):
+        server.engine.script = says(CALL + "\n" + SECOND * 3, n_burst)
+        body = server.chat(tools=TOOLS, parallel_tool_calls=False, return_token_ids=True).json()
+        found.append(len(body["choices"][0]["token_ids"]))
+    assert len(set(found)) == 1
+    assert found[0] < len(CALL + "\n" + SECOND * 2) // 3
+
+
 def test_one_call_and_the_end_is_not_cut(server: Served) -> None:
     server.engine.script = says(CALL)
     body = server.chat(tools=TOOLS, parallel_tool_calls=False).json()
@@ -200,7 +211,8 @@ def test_tools_reach_the_template(server: Served) -> None:
     shown = prompt_of(server, tools=TOOLS).template_kwargs["tools"]
     function = {name: value for name, value in WEATHER["function"].items() if name != "strict"}
     assert shown[0] == {"type": "function", "function": function}
-    assert shown[1]["function"]["parameters"] == {"type": "object", "properties": {}}
+    none = {"type": "object", "properties": {}, "additionalProperties": False}
+    assert shown[1]["function"]["parameters"] == none
     assert names_of(server, tools=TOOLS, tool_choice=None) == ["get_weather", "ping"]
     assert names_of(server, tools=TOOLS, tool_choice="none") == []
     only = {"type": "function", "function": {"name": "ping"}}

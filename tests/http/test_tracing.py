@@ -134,3 +134,26 @@ def test_without_an_endpoint_nothing_is_loaded() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        ("/v1/completions", {"prompt": "a"}, "text_completion fake/model"),
+        ("/completion", {"prompt": "a"}, "text_completion fake/model"),
+        ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "text_completion fake/model"),
+        ("/v1/messages", {"messages": chat()["messages"], "max_tokens": 4}, "chat fake/model"),
+        ("/v1/responses", {"input": "a"}, "chat fake/model"),
+        ("/v1/responses", {"input": "a", "background": True}, "chat fake/model"),
+    ],
+)
+def test_every_endpoint_that_generates_is_traced(
+    traced: tuple[Served, InMemorySpanExporter], path: str, body: dict[str, object], name: str
+) -> None:
+    server, _ = traced
+    assert server.post(path, body).status_code == 200
+    (span,) = spans(traced, 1)
+    assert span.name == name
+    assert span.attributes["gen_ai.usage.output_tokens"] > 0
+    server.http.get("/v1/responses/resp_0")  # looks at what is kept, and generates nothing
+    spans(traced, 1)

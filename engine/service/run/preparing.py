@@ -102,10 +102,25 @@ class Preparing:
         )
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
+        self._check_tokens(token_ids)
+        return await self._in_worker(lambda: self._text.tokenizer.decode(token_ids, skip_special=False))
+
+    async def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
+        self._check_tokens(token_ids)
+        written = self._text.tokenizer.token_bytes
+        return await self._in_worker(lambda: [written(one) for one in token_ids])
+
+    def _check_tokens(self, token_ids: Sequence[int]) -> None:
         most = max(self._info.n_ctx, _TEXT_TOKENS)
         if len(token_ids) > most:
             raise InvalidRequest("tokens", f"{len(token_ids)} at once; at most {most} (--ctx-size, if more)")
-        return await self._in_worker(lambda: self._text.tokenizer.decode(token_ids, skip_special=False))
+        self._check_known("tokens", token_ids)
+
+    def _check_known(self, param: str, token_ids: Sequence[int]) -> None:
+        n = self._info.vocab_size
+        unknown = next((one for one in token_ids if not 0 <= one < n), None)
+        if unknown is not None:
+            raise InvalidRequest(param, f"token {unknown} is not in the vocabulary of {n}")
 
     async def render(self, chat: Chat) -> str:
         return await self._in_worker(
@@ -188,11 +203,7 @@ class Preparing:
             token_ids = tokenizer.encode(prompt, add_special=True, parse_special=True)
         else:
             token_ids = self._mixed_ids(prompt)
-            for token_id in token_ids:
-                if not 0 <= token_id < self._info.vocab_size:
-                    raise InvalidRequest(
-                        "prompt", f"token {token_id} is not in the vocabulary of {self._info.vocab_size}"
-                    )
+            self._check_known("prompt", token_ids)
         return token_ids
 
     def _mixed_ids(self, parts: Sequence[int | str]) -> list[int]:

@@ -158,6 +158,9 @@ class ThreadEngine:
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         return await self._preparing.detokenize(token_ids)
 
+    async def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
+        return await self._preparing.token_bytes(token_ids)
+
     async def render(self, chat: Chat) -> str:
         return await self._preparing.render(chat)
 
