@@ -288,8 +288,10 @@ class Engine:
         events: list[Event] = [] if told is None else [told]
         delta, ending = keep(slot, one.draft, verdict, self.capacity.eos_ids, self.now())
         slot.n_past = min(n_past, len(slot.tokens) - 1)
-        if ending is not Ending.BROKEN and self._cache.length(slot.id, forward.STORE) < slot.n_past:
-            self._cache.commit(slot.id, forward.STORE, slot.n_past)
+        # A reply of no tokens ends behind the prompt's last row, which a recurrent state has taken in.
+        n_rows = max(slot.n_past, one.start + one.n_certain)
+        if ending is not Ending.BROKEN and self._cache.length(slot.id, forward.STORE) < n_rows:
+            self._cache.commit(slot.id, forward.STORE, n_rows)
         if (far := progress(slot, n_past, self.now())) is not None:
             events.append(far)
         if one.n_picks:

@@ -15,6 +15,7 @@ from slipstream.engine.api import Delta, Done, Echo, Progress, Speculation, Timi
 from slipstream.engine.drafting import Step
 from slipstream.engine.errors import EngineError, InvalidRequest, StepFailed
 from slipstream.engine.sample.logprobs import Logprob
+from slipstream.engine.sample.pick import bans_all_allowed
 from slipstream.engine.slot import Ending, Slot, SlotStats
 from slipstream.engine.speculate.drafter import Draft
 from slipstream.engine.speculate.verify import Verdict
@@ -204,4 +205,6 @@ def broken(slot: Slot) -> EngineError:
     constraint, grammar = slot.constraint, slot.request.grammar
     if constraint is not None and grammar is not None and constraint.failure is not None:
         return InvalidRequest(grammar.param, f"cannot be followed any further: {constraint.failure}")
+    if (param := bans_all_allowed(slot.row())) is not None:
+        return InvalidRequest(param, "bans every token that the grammar allows here")
     return StepFailed("the model's output is not a number for this request")

@@ -141,6 +141,17 @@ def _bias(row: Row) -> Mapping[int, float]:
     return row.params.bias
 
 
+def bans_all_allowed(row: Row) -> str | None:
+    """The field that bans all that the row's grammar allows, if there is nothing left to pick."""
+    if row.allowed is None:
+        return None
+    allowed = np.flatnonzero(np.unpackbits(row.allowed.view(np.uint8), bitorder="little")).tolist()
+    for param, bias in (("logit_bias", row.params.bias), ("min_tokens", _bias(row))):
+        if allowed and all(bias.get(token_id) == -math.inf for token_id in allowed):
+            return param
+    return None
+
+
 def _recent(row: Row) -> Sequence[int]:
     """The tokens in the repeat penalty's window; a token may come more than once."""
     n_last, n_drafts = row.params.repeat_last_n, len(row.drafts)

@@ -20,7 +20,8 @@ from slipstream.engine.api import Failed, Grammar, Request, Sampling, Speculate
 from slipstream.engine.errors import InvalidRequest, Overloaded, TimedOut, Unsupported
 from slipstream.engine.sample.logprobs import Judged
 from slipstream.engine.text.tokenizer import Tokenizer
-from tests.oracle.lab import ASKS, DEMO, Bench, Case, Lab, play
+from tests.oracle.lab import ASKS, DEMO, Bench, Case, Folders, Lab, play
+from tests.oracle.lossless import HYBRID
 
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0, ignore_eos=True)
 TEXT = "def area(width, height):\n    return width * height\n\n\ndef volume(width, height, depth):\n"
@@ -167,6 +168,39 @@ def test_a_grammar_too_complex_to_follow_ends_its_request_alone(
     assert isinstance(error, InvalidRequest)
     assert str(error) == "response_format: cannot be followed any further: too complex"
     assert played.tokens[1] == expected
+
+
+@pytest.mark.parametrize(
+    ("banned", "param"), [({"logit_bias": True}, "logit_bias"), ({"min_tokens": 2}, "min_tokens")]
+)
+def test_a_request_that_bans_what_its_grammar_forces_is_told_so(
+    lab: Lab, banned: dict[str, int], param: str
+) -> None:
+    """It is no fault of the model: what is cached of its prompt stays good for others."""
+    begins = tuple(lab.tokenizer.encode(text, add_special=False)[0] for text in ("y", "ye", "yes"))
+    asks, sampling = replace(ASKS, grammar=Grammar("regex", "yes")), GREEDY
+    if param == "logit_bias":
+        sampling = replace(GREEDY, logit_bias=tuple((one, -math.inf) for one in begins))
+    else:
+        asks = replace(asks, min_tokens=banned["min_tokens"], stop_token_ids=begins)
+    good = case(lab, ASKS)
+    played = play(lab, Bench(n_slots=1), [good, case(lab, asks, sampling), good])
+    error = played.failed[1].error
+    assert isinstance(error, InvalidRequest)
+    assert str(error) == f"{param}: bans every token that the grammar allows here"
+    assert played.tokens[2] == played.tokens[0]
+    assert played.done[2].usage.n_cached > 0
+
+
+@pytest.mark.parametrize("folders", [DEMO, HYBRID], ids=["full", "hybrid"])
+def test_a_reply_of_no_tokens_leaves_its_prompt_cached(folders: Folders) -> None:
+    lab = Lab(folders, torch.float32)
+    asked = [case(lab, ASKS, max_tokens=n) for n in (0, 1, 0)]
+    played = play(lab, Bench(n_slots=1), asked)
+    assert not played.failed
+    assert [one.reason for one in played.done.values()] == ["length"] * 3
+    assert [len(played.tokens.get(i, ())) for i in range(3)] == [0, 1, 0]
+    assert played.done[2].usage.n_cached > 0
 
 
 # --- time limits ---

@@ -167,6 +167,21 @@ def test_a_slot_deviates_from_the_average_and_its_next_request_does_not() -> Non
     assert survival.expected("d", toy_slot(1, "r", [1]), 1)[0] > 0.8
 
 
+@pytest.mark.parametrize("n_unjudged", [500, 36_000, 40_000])
+def test_what_a_slot_showed_long_ago_is_forgotten(n_unjudged: int) -> None:
+    """Also after so many tokens that its weight is no number any more."""
+    survival = Survival()
+    for _ in range(100):
+        survival.judge("d", toy_slot(0, "r", [1]), [0] * 4, 0, 4)
+    for _ in range(6):
+        survival.judge("d", toy_slot(1, "r", [1]), [0], 0, 0)
+    late = toy_slot(1, "r", [1] * n_unjudged)
+    usual = survival.expected("d", toy_slot(2, "r", [1]), 4)
+    assert survival.expected("d", late, 4) == pytest.approx(usual, abs=0.01)
+    survival.begin(1)
+    assert np.isfinite(survival.expected("d", toy_slot(1, "r", [1]), 4)).all()
+
+
 def judged_requests(survival: Survival, rates: Iterable[float], seed: int = 0) -> None:
     """Requests, one behind the other in a slot, in which so many of single tokens are right."""
     random = np.random.default_rng(seed)

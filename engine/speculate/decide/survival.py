@@ -183,7 +183,7 @@ class _Deviation:
         return self._offset(fade, usual[0], *first), self._offset(fade, usual[1], *every)
 
     def _offset(self, fade: float, usual: float, judged: float, accepted: float, expected: float) -> float:
-        if judged < 1e-9:
+        if fade * judged < 1e-9:
             return usual
         mean = expected / judged
         weight = self._requests.weight / fade
