@@ -151,10 +151,7 @@ class NativeReply:
             "model": self._info.name,
             "tokens_predicted": usage.n_completion,
             "tokens_evaluated": usage.n_prompt,
-            "generation_settings": {
-                **settings_of(self._job, index, end, self._info),
-                "samplers": list(SAMPLERS if self._form.wire.samplers is None else self._form.wire.samplers),
-            },
+            "generation_settings": settings_of(self._job, index, end, self._info, self._form.wire.samplers),
             "prompt": self._form.prompts[index // self._job.n] if self._form.prompts else "",
             "has_new_line": "\n" in content,
             "truncated": end.reason == "length" and n_total >= self._info.n_ctx,
@@ -188,8 +185,10 @@ def _judged(one: TokenLogprob) -> dict[str, Any]:
     return entry | {"top_logprobs": [{"id": each.token_id, **logprobs.entry(each)} for each in one.top]}
 
 
-def settings_of(job: Job, index: int, end: Done, info: ModelInfo) -> dict[str, Any]:
-    """`generation_settings`: what was in force for a choice."""
+def settings_of(
+    job: Job, index: int, end: Done, info: ModelInfo, samplers: Sequence[str] | None
+) -> dict[str, Any]:
+    """`generation_settings`: what was in force for a choice. samplers: those the request names; None: all."""
     request, run = job.requests[index], end.speculation
     asked = request.sampling
     given = {name: getattr(asked, name) for name in SAMPLED}
@@ -205,6 +204,7 @@ def settings_of(job: Job, index: int, end: Done, info: ModelInfo) -> dict[str, A
         "ignore_eos": asked.ignore_eos,
         "logit_bias": [{"token": token, "bias": bias} for token, bias in _finite(asked.logit_bias)],
         "n_probs": request.logprobs or 0,
+        "samplers": list(SAMPLERS if samplers is None else samplers),
         "stream": job.stream,
         "timings_per_token": job.timings,
         "grammar": request.grammar.source if request.grammar else "",

@@ -19,6 +19,7 @@ class LimitedText:
     """Text in which every character is content, up to the limits: a `ReplyText`."""
 
     n_reasoning: int | None = None
+
     def __init__(
         self, n_indent: int = 0, seconds: float = 0.0, now: Callable[[], float] = time.monotonic
     ) -> None:
