@@ -123,6 +123,32 @@ def test_requests_too_short_to_pay_for_a_trial_pay_for_it_together() -> None:
     assert max(b - a for a, b in pairwise([0, *asked])) < 3.0 / (0.4 * given)
 
 
+def test_requests_begin_with_less_where_trials_have_not_paid_for_long() -> None:
+    """And with all that they may once every other does."""
+    allowance = Allowance(adaptive=True)
+
+    def tried(n_requests: int, *, earning: int = 0) -> int:
+        """Trials at the beginning of the last of so many requests, of which every so many earn something."""
+        n = 0
+        for i in range(n_requests):
+            slot = slot_with(3, "a")
+            allowance.begin(slot.id)
+            n = exhausted(allowance, slot, 0.1)
+            if earning and i % earning == 0:
+                allowance.credit(slot, "a", 1.0, 1.0)
+            allowance.end(slot)
+        return n
+
+    assert tried(10) == 10, "a token's time"
+    assert tried(60) <= 1
+    assert tried(40, earning=2) >= 10
+    for _ in range(100):
+        untried = slot_with(3, "a")
+        allowance.credit(untried, "a", 0.0, 1.0)
+        allowance.end(untried)
+    assert tried(1) >= 10, "requests without trials say nothing"
+
+
 def test_what_is_left_is_no_more_than_two_trials_and_a_drafters_own() -> None:
     allowance = Allowance(adaptive=True)
     assert not allowance.pays(slot_with(3, "a", "b"), "a", 9.0, 1.0)

@@ -6,6 +6,9 @@ plain decoding makes a token, less that of the rows its draft took. Besides, sav
 of the time in which plain decoding makes it, shared evenly by the slot's drafters. So trials take no more than that
 beyond what they earn, whatever a pass costs and however many slots there are.
 
+What savings begin with is worth having where requests differ. Where hardly any of the last requests with trials earned
+something by them, a request begins with less, down to nothing.
+
 A request may be too short to save up for one trial. So a part of what a request leaves unused pays for trials of those
 that come: a drafter that was wrong in all requests lately is asked again, however short they are.
 
@@ -24,6 +27,8 @@ _MOST = 4.0  # tokens' time that a drafter can save up
 _SHARE = 0.005  # of the time of plain decoding
 _LEFT = 0.5  # of what a request has left over, that others may use
 _MOST_LEFT = 2.0  # trials that all of it pays for
+_OF_LAST = 1 / 16  # of the last request in the share of those whose trials earned something
+_SHARE_ENOUGH = 0.5  # of them, for requests to begin with all that they may
 
 
 @dataclass(slots=True)
@@ -34,6 +39,8 @@ class _Savings:
     gained: float = 0.0  # seconds that came to them since they began
     due: int = 0  # tokens of the slot before which they do not pay for a trial
     paid: float = 0.0  # seconds, for the last trial
+    is_tried: bool = False
+    has_earned: bool = False  # anything, by any draft
 
 
 class Allowance:
@@ -46,6 +53,7 @@ class Allowance:
         self._adaptive = adaptive
         self._savings: dict[tuple[int, str], _Savings] = {}
         self._left: dict[str, float] = {}  # by drafter, seconds that requests have left to those that come
+        self._earning: dict[str, float] = {}  # by drafter, share of the last requests with trials that gained
         self._too_dear: dict[str, float] = {}  # by drafter, the last trial that could not be paid for
 
     def begin(self, slot_id: int) -> None:
@@ -58,6 +66,9 @@ class Allowance:
         for slot_id, name in [key for key in self._savings if key[0] == slot.id]:
             own = self._savings.pop((slot_id, name))
             unused = min(own.seconds, own.gained) + (len(slot.tokens) - own.since) * own.grows
+            if own.is_tried or own.has_earned:
+                share = self._earning.get(name, 1.0)
+                self._earning[name] = share + _OF_LAST * (own.has_earned - share)
             most = _MOST_LEFT * self._too_dear.get(name, 0.0)
             self._left[name] = min(self._left.get(name, 0.0) + _LEFT * unused, most)
 
@@ -75,7 +86,7 @@ class Allowance:
             return False
         self._left[name] = left - max(0.0, seconds - own.seconds)
         own.seconds = max(0.0, own.seconds - seconds)
-        own.paid = seconds
+        own.paid, own.is_tried = seconds, True
         return True
 
     def refund(self, slot: Slot, name: str) -> None:
@@ -83,6 +94,7 @@ class Allowance:
         own = self._savings.get((slot.id, name))
         if own is not None:
             own.seconds += own.paid
+            own.has_earned = True
             own.paid, own.due = 0.0, 0
 
     def credit(self, slot: Slot, name: str, n_gained: float, token_s: float) -> None:
@@ -90,16 +102,18 @@ class Allowance:
         own = self._counted(slot, name, 0.0, token_s)
         own.seconds = max(0.0, own.seconds + n_gained * token_s)
         own.gained = max(0.0, own.gained + n_gained * token_s)
+        own.has_earned = own.has_earned or n_gained > 0.0
         own.due = 0
 
     def _counted(self, slot: Slot, name: str, price: float, token_s: float) -> _Savings:
-        """The savings with what the text has added. They begin with the drafter's share of a token's time.
+        """The savings with what the text has added. They begin with the drafter's share of a token's time, or less.
 
         That pays for some useless trials; what drafts have earned pays for four times as many, but not all through a
         text. A trial that costs more can be saved up for.
         """
         n, share_s = len(slot.tokens), _share(slot, token_s)
-        own = self._savings.setdefault((slot.id, name), _Savings(share_s, n))
+        given_s = share_s * min(1.0, self._earning.get(name, 1.0) / _SHARE_ENOUGH)
+        own = self._savings.setdefault((slot.id, name), _Savings(given_s, n))
         own.grows = _SHARE * share_s
         grown = (n - own.since) * own.grows
         own.seconds = min(own.seconds + grown, max(_MOST * share_s, price))
