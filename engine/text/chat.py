@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from slipstream.engine.api import Chat
 from slipstream.engine.errors import InvalidRequest, LoadError, Unsupported
+from slipstream.engine.text.call_turns import call_turns
 from slipstream.engine.text.control import Breaker, free_marks, strings
 from slipstream.engine.text.tokenizer import Tokenizer
 from slipstream.engine.text.tokenizer_source import TokenizerSource, folder_source
@@ -55,26 +57,18 @@ class ChatTemplate:
         as_text, as_parts = self._probe(PROBE), self._probe([{"type": "text", "text": PROBE}])
         self._takes_parts = as_parts is not None and (as_parts == as_text or as_text is None)
         self._takes_text = as_text is not None or not self._takes_parts
-        # Of turns without content, such as those that only call tools; some templates look into it all the same.
-        self._nothing = "" if not self._shows_call(None) and self._shows_call("") else None
+        name = "tool_use" if "tool_use" in self._templates else "default"
+        self._call_turns = call_turns(partial(self._probed, name), self._content(PROBE, ""))
 
     def _probe(self, content: Any) -> str | None:
         """What the default template makes of a content, or None if the text in it does not come out."""
-        text = self._probed("default", [{"role": "user", "content": content}])
+        text = self._probed("default", [{"role": "user", "content": content}], {})
         return text if text is not None and PROBE in text else None
 
-    def _shows_call(self, content: Any) -> bool:
-        """Whether a turn of the assistant may call a tool and have this content."""
-        call = {"id": PROBE, "type": "function", "function": {"name": PROBE, "arguments": {}}}
-        asked = {"role": "user", "content": self._content(PROBE, "")}
-        called = {"role": "assistant", "content": content, "tool_calls": [call]}
-        name = "tool_use" if "tool_use" in self._templates else "default"
-        return self._probed(name, [asked, called]) is not None
-
-    def _probed(self, name: str, messages: Sequence[Any]) -> str | None:
+    def _probed(self, name: str, messages: Sequence[Any], keywords: Mapping[str, Any]) -> str | None:
         """What a template makes of messages; None if it refuses them."""
         try:
-            return self._write(self._templates[name], self._variables(messages, {}))
+            return self._write(self._templates[name], self._variables(messages, keywords))
         except InvalidRequest:
             return None
 
@@ -147,17 +141,17 @@ class ChatTemplate:
         made = dict(message)
         if role == "developer" and "developer" not in self.source:
             made["role"] = "system"
-        if "content" in made:
+        if made.get("content") is not None:
             made["content"] = self._content(made["content"], f"{where}.content")
+        elif "content" in made:
+            made["content"] = self._call_turns.nothing if made.get("tool_calls") else ""
         if made.get("tool_calls"):
             made["tool_calls"] = [parse_arguments(one) for one in made["tool_calls"]]
         thoughts = next((made[name] for name in REASONING if made.get(name) is not None), None)
-        return made if thoughts is None else {"thinking": thoughts, **made, "reasoning_content": thoughts}
+        return made if thoughts is None else self._call_turns.with_thoughts(made, thoughts)
 
     def _content(self, content: Any, where: str) -> Any:
         """A content as text or as parts, whichever the template takes."""
-        if content is None:
-            return self._nothing
         if isinstance(content, str):
             return content if self._takes_text else [{"type": "text", "text": content}]
         if not isinstance(content, list | tuple):

@@ -9,15 +9,20 @@ source distribution of llama-cpp-python:
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from slipstream.engine.api import Chat
+from slipstream.engine.errors import InvalidRequest
+from slipstream.engine.text.chat import ChatTemplate
 from slipstream.engine.text.tokenizer import Tokenizer
 from slipstream.server.openai.formats.derived import derived, is_proved
 from slipstream.server.openai.formats.known import format_of
 from tests.http.fake import INFO
+from tests.unit.test_call_turns import ASKED, RESULT, TOOLS, called
 from tests.unit.test_derived_formats import DEMO, rendered
 
 FOLDER = os.environ.get("CHAT_TEMPLATES")
@@ -78,3 +83,22 @@ def test_most_families_could_be_read_from_their_templates_too(tokenizer: Tokeniz
         found = format_of(replace(INFO, chat_template=source), "auto", seen)
         if found.name not in (*EXPECTED, *BY_HAND):
             assert derived(seen, (), ()), path.stem
+
+
+def test_no_template_writes_a_word_for_no_content_or_refuses_what_replies_hold(tokenizer: Tokenizer) -> None:
+    """Turns with calls as the server tells them: content null, thoughts, a preamble."""
+    for path in sorted(Path(str(FOLDER)).glob("*.jinja")):
+        template = ChatTemplate({"default": path.read_text(encoding="utf-8")}, tokenizer, path.stem)
+
+        def written(turn: dict[str, object], template: ChatTemplate = template) -> str | None:
+            try:
+                return template.render(Chat([ASKED, turn, RESULT], {"tools": TOOLS}))
+            except InvalidRequest:
+                return None
+
+        of_null, of_empty, of_all = (
+            written(one) for one in (called(None), called(""), called("I look.", reasoning_content="hm"))
+        )
+        words = [len(re.findall("None|null", one or "")) for one in (of_null, of_empty)]
+        assert (of_null is None, of_all is None) == (of_empty is None, of_empty is None), path.stem
+        assert words[0] <= words[1], path.stem
