@@ -39,7 +39,12 @@ class CallTurns:
 
     def with_thoughts(self, message: Mapping[str, Any], thoughts: str) -> dict[str, Any]:
         """A turn with its thoughts, under the names that templates read."""
-        if self.joins and message.get("tool_calls") and (said := _text_of(message.get("content"))):
+        if (
+            self.joins
+            and thoughts
+            and message.get("tool_calls")
+            and (said := _text_of(message.get("content")))
+        ):
             thoughts = f"{thoughts}\n\n{said}"
             message = {**message, "thinking": thoughts, "content": self.nothing}
         return {"thinking": thoughts, **message, "reasoning_content": thoughts}

@@ -121,13 +121,14 @@ def _chat_grammar(wire: ChatRequest, tools: Asked, known: Known) -> Grammar | No
 
 
 def asked_tools(wire: ChatRequest, known: Known) -> Asked:
-    """What the request asks of tools.
+    """What the request asks of tools. There is one call at most where the next turn could not show more.
 
     Raises `Refused` for an impossible `tool_choice`, and for tools if `--chat-format` names a format that has none, or
     that the chat template has no place for.
     """
+    many = wire.parallel_tool_calls is not False and not known.format.lone
     try:
-        tools = asked(wire.tools, wire.tool_choice, many=wire.parallel_tool_calls is not False)
+        tools = asked(wire.tools, wire.tool_choice, many=many)
     except ValueError as error:
         raise bad_request(f"tool_choice: {error}", param="tool_choice") from None
     name = known.format.name

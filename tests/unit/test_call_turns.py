@@ -93,7 +93,8 @@ def test_content_beside_thoughts_where_a_template_refuses_both(content: Any, tok
 
 
 @pytest.mark.parametrize(
-    ("content", "thoughts", "shown"), [("I look.", None, "I look."), (None, "hm", "hm"), ("", "hm", "hm")]
+    ("content", "thoughts", "shown"),
+    [("I look.", None, "I look."), ("I look.", "", "I look."), (None, "hm", "hm"), ("", "hm", "hm")],
 )
 def test_one_of_both_stays_as_it_is(
     content: str | None, thoughts: str | None, shown: str, tokenizer: Tokenizer

@@ -50,6 +50,10 @@ deepseek-ai-DeepSeek-R1-Distill-Qwen-32B deepseek-ai-DeepSeek-V3.1 fireworks-ai-
 google-gemma-2-2b-it ibm-granite-granite-3.3-2B-Instruct
 llama-cpp-rwkv-world meetkai-functionary-medium-v3.2 microsoft-Phi-3.5-mini-instruct muse-glimmer
 """
+# Refuse two calls in a turn.
+LONE = """
+meta-llama-Llama-3.1-8B-Instruct meta-llama-Llama-3.2-3B-Instruct meta-llama-Llama-3.3-70B-Instruct
+"""
 EXPECTED = {"template": set(DERIVED.split()), "generic": set(GENERIC.split())}
 
 
@@ -63,16 +67,19 @@ def tokenizer() -> Tokenizer:
 
 def test_how_many_templates_show_calls_that_are_read(tokenizer: Tokenizer) -> None:
     names: dict[str, set[str]] = {}
+    lone = set()
     for path in sorted(Path(str(FOLDER)).glob("*.jinja")):
         source = path.read_text(encoding="utf-8")
         seen = rendered(source, tokenizer)
         found = format_of(replace(INFO, chat_template=source), "auto", seen)
         kind = found.name if found.name in EXPECTED else "family"
         names.setdefault(kind, set()).add(path.stem)
+        lone |= {path.stem} if found.lone else set()
         if kind != "generic" and found.name not in NO_PROOF:
             assert is_proved(found, seen), path.stem
     assert len(names.pop("family")) == 32
     assert names == EXPECTED
+    assert lone == set(LONE.split())
 
 
 def test_most_families_could_be_read_from_their_templates_too(tokenizer: Tokenizer) -> None:

@@ -107,6 +107,7 @@ class Format:
     inside: tuple[str, ...] = ()  # markers inside a call, which a reader looks for
     enforced: Enforce | None = None
     channels: bool = False  # every message has a header that says what it is, as in Harmony
+    lone: bool = False  # the template refuses turns with more than one call
     instructs: bool = False  # tools are told of in a message, and earlier calls shown as text (`generic.py`)
 
     @property

@@ -48,6 +48,8 @@ def format_of(info: ModelInfo, chosen: str, seen: Renderings) -> Format:
     found = BY_NAME[chosen] if chosen in BY_NAME else next(one for one in FORMATS if _has(one, template))
     if chosen not in BY_NAME and template:
         found = _found(info, found, seen, is_derived=chosen == DERIVED)
+    # Calls that are told as text (`generic`) are no matter of the template's.
+    found = replace(found, lone=seen.is_lone and can_call(found) and not found.instructs)
     if not found.reasoning or found.reasoning == thinking(seen):
         return found
     # Else it is a guess that the model thinks so: either its template or its tokens must have the marker.

@@ -102,6 +102,12 @@ class Renderings:
         """Whether tools are shown; None if a conversation with tools is refused."""
         return FIRST in self.texts["tools"] if "tools" in self.texts else None
 
+    @property
+    def is_lone(self) -> bool:
+        """Whether a turn with one call is taken and one with two is refused."""
+        # "proof of one" comes later than "called twice", which then was refused and not late.
+        return "called" in self.texts and "proof of one" in self.texts and "called twice" not in self.texts
+
 
 async def renderings(engine: AsyncEngine) -> Renderings:
     """What the template of the engine's model makes of the conversations."""

@@ -1,0 +1,76 @@
+"""A reply's turn, sent back as it came: calls that the model's template can show in the next turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from slipstream.engine.api import Grammar
+from tests.http.fake import INFO
+from tests.http.serving import Served, served
+from tests.http.test_tools import CALL, SECOND, TOOLS, says
+
+# As Llama 3.1's: two calls in one turn are refused.
+LONE = (
+    "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length != 1 %}"
+    "{{ raise_exception('This model only supports single tool-calls at once!') }}{% endif %}"
+    '{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{"name": "{{ c.function.name }}", "arguments": '
+    "{{ c.function.arguments }}}</tool_call>{% endfor %}{% endfor %}{{ tools }}"
+)
+MANY = LONE.replace("!= 1", "> 99")
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Served]:
+    with served() as one:
+        yield one
+
+
+def shown(server: Served, template: str) -> None:
+    server.engine.info = replace(INFO, chat_template=template)
+    server.engine.script = says(CALL + "\n" + SECOND)
+
+
+@pytest.fixture(autouse=True)
+def _restored(server: Served) -> Iterator[None]:
+    yield
+    server.engine.info = INFO
+
+
+def names(message: dict[str, Any]) -> list[str]:
+    return [one["function"]["name"] for one in message["tool_calls"]]
+
+
+@pytest.mark.parametrize(("template", "wanted"), [(LONE, ["get_weather"]), (MANY, ["get_weather", "ping"])])
+def test_as_many_calls_as_the_template_takes(server: Served, template: str, wanted: list[str]) -> None:
+    shown(server, template)
+    for fields in ({}, {"parallel_tool_calls": True}):
+        message = server.chat(tools=TOOLS, **fields).json()["choices"][0]["message"]
+        assert names(message) == wanted
+        turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", **message}]
+        answer = server.post("/apply-template", {"messages": turns, "tools": TOOLS})
+        assert answer.status_code == 200, answer.text
+
+
+def test_one_call_is_forced_where_the_template_takes_one(server: Served) -> None:
+    sources = []
+    for template in (LONE, MANY):
+        shown(server, template)
+        server.chat(tools=TOOLS, tool_choice="required")
+        grammar = server.engine.requests[-1].grammar
+        assert isinstance(grammar, Grammar)
+        sources.append(grammar.source)
+    shown(server, MANY)
+    server.chat(tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    alone = server.engine.requests[-1].grammar
+    assert sources[0] == alone.source != sources[1]
+
+
+def test_calls_told_as_text_are_no_matter_of_the_template(server: Served) -> None:
+    """Its turns hold the calls as content (`generic`)."""
+    shown(server, LONE.replace("{{ tools }}", ""))
+    message = server.chat(tools=TOOLS).json()["choices"][0]["message"]
+    assert names(message) == ["get_weather", "ping"]
