@@ -236,7 +236,7 @@ class Message(BaseModel):
     tool_calls: CallsField = optional("calls an earlier turn of the assistant made")
     content: readers.Turn = Field(
         description="a text, or a list of parts, texts and in turns of users and tools images; may be missing where the"
-        " assistant called tools"
+        " assistant called tools or only thought"
     )
     name: str | None = optional("who of that role speaks, for templates that show it")
     tool_call_id: str | None = optional("the call that a tool's message answers", max_length=256)
@@ -245,12 +245,17 @@ class Message(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_calls(cls, data: Any) -> Any:
-        """A turn that calls tools may go without content."""
-        if isinstance(data, dict) and data.get("function_call"):
+    def _without_content(cls, data: Any) -> Any:
+        """A turn that calls tools may go without content, and so may one of the assistant that only thought."""
+        if not isinstance(data, dict):
+            return data
+        if data.get("function_call"):
             raise wrong("function_call is not supported, use tool_calls", code="unsupported_value")
-        if isinstance(data, dict) and data.get("tool_calls"):
+        if data.get("tool_calls"):
             return {"content": None, **data}
+        thought = data.get("reasoning_content") or data.get("reasoning")
+        if thought and data.get("role") == "assistant" and data.get("content") is None:
+            return {**data, "content": ""}
         return data
 
 

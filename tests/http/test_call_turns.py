@@ -1,4 +1,4 @@
-"""A reply's turn, sent back as it came: calls that the model's template can show in the next turn."""
+"""A reply's turn, sent back as it came: with calls that the template can show again, or with nothing but thoughts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.engine.api import Grammar
+from slipstream.engine.api import Chat, Grammar
 from tests.http.fake import INFO
 from tests.http.serving import Served, served
 from tests.http.test_tools import CALL, SECOND, TOOLS, says
@@ -74,3 +74,21 @@ def test_calls_told_as_text_are_no_matter_of_the_template(server: Served) -> Non
     shown(server, LONE.replace("{{ tools }}", ""))
     message = server.chat(tools=TOOLS).json()["choices"][0]["message"]
     assert names(message) == ["get_weather", "ping"]
+
+
+@pytest.mark.parametrize("turn", [{"content": None}, {}], ids=["null", "missing"])
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_a_turn_that_only_thought_has_no_text(server: Served, field: str, turn: dict[str, Any]) -> None:
+    asked = {"role": "user", "content": "Hi"}
+    thought = {"role": "assistant", **turn, field: "hm"}
+    answer = server.post("/apply-template", {"messages": [asked, thought, asked]})
+    assert answer.status_code == 200, answer.text
+    assert server.chat(messages=[asked, thought, asked]).status_code == 200
+    prompt = server.engine.requests[-1].prompt
+    assert isinstance(prompt, Chat)
+    assert prompt.messages[1] == {"role": "assistant", "content": "", "reasoning_content": "hm"}
+
+
+@pytest.mark.parametrize("more", [{"role": "assistant"}, {"role": "user", "reasoning_content": "hm"}])
+def test_a_turn_that_says_nothing_at_all_is_refused(server: Served, more: dict[str, Any]) -> None:
+    assert server.error(400, messages=[{"content": None, **more}])["param"] == "messages[0].content"
