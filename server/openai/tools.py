@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field
 from slipstream.server.http.body import wrong
 from slipstream.server.openai import sent
 from slipstream.server.openai.formats.format import Tool
+from slipstream.server.openai.formats.schemas import rooted
 from slipstream.server.openai.schema import read_schema
 
 MAX_TOOLS = 128
@@ -146,7 +147,7 @@ class Asked:
     @property
     def tools(self) -> dict[str, Tool]:
         functions = [one["function"] for one in self.shown]
-        return {one["name"]: Tool(one["name"], one["parameters"]) for one in functions}
+        return {one["name"]: Tool(one["name"], rooted(one["parameters"])) for one in functions}
 
 
 def asked(tools: Sequence[Mapping[str, Any]] | None, choice: ToolChoice | None, *, many: bool) -> Asked:

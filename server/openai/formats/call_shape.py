@@ -9,7 +9,7 @@ what differs from call to call: an id or a number. Readers take any white space 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from slipstream.server.openai.formats.enforce import (
@@ -19,9 +19,11 @@ from slipstream.server.openai.formats.enforce import (
     parameters,
     quoted,
     repeated,
+    schema_of,
 )
 from slipstream.server.openai.formats.format import Calls, Format, Mark, Reader, Tool, Tools
 from slipstream.server.openai.formats.json_call import HeadedJson, JsonCalls, Keys
+from slipstream.server.openai.formats.schemas import choices_of
 from slipstream.server.openai.formats.xml_call import Tags, XmlCall, types_of
 
 ID, COUNT = "\ue000", "\ue001"  # holes: an id, a number
@@ -193,12 +195,13 @@ class Enforced:
         between = rules.add(f"({mark(inner.between)})?") if inner.between else ""
 
         def tag(key: str) -> str:
-            schema = tool.parameters["properties"][key]
-            schema = schema if isinstance(schema, Mapping) else {}
+            schema = schema_of(tool, key)
             kinds = types_of(schema)
             middle = dict(inner.middles)[next(iter(kinds)) if len(kinds) == 1 else "object"]
             # White space before a token counts as part of a free text.
-            is_free = kinds == {"string"} and "enum" not in schema and not mark(stripped).startswith('"')
+            is_free = (
+                kinds == {"string"} and choices_of(schema) is None and not mark(stripped).startswith('"')
+            )
             end = stripped if is_free else inner.close
             before = f"{mark(inner.open)} {quoted(key)} {mark(middle)}"
             return f"{before} {parameter(rules, tool, key, end)} {between}"

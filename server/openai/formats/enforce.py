@@ -12,6 +12,14 @@ from typing import Any
 
 from slipstream.engine.api import JSON_STYLE
 from slipstream.server.openai.formats.format import Mark, Tool
+from slipstream.server.openai.formats.schemas import (
+    check_members,
+    choices_of,
+    members_of,
+    refuse_others,
+    required_of,
+    text_body,
+)
 from slipstream.server.openai.formats.xml_call import types_of
 
 DEFINITIONS = ("$defs", "definitions")
@@ -40,6 +48,17 @@ class Rules:
         self.texts.append(f"{name}{attributes}: {body}")
         return name
 
+    def text(self, body: str, closing: str, *, is_literal: bool) -> str:
+        """Lark text of a text up to and with `closing`; if that is literal text, up to where it first occurs.
+
+        `body`: patterns of the text, joined by `&`.
+        """
+        if "&" in body:  # which only terminals may have
+            name = f"T{len(self.texts)}"
+            self.texts.append(f"{name}: {body}")
+            body = name
+        return self.add(body, f"[suffix={closing}]") if is_literal else f"{self.add(body)} {closing}"
+
     def arguments(self, tool: Tool) -> str:
         """A rule for a tool's arguments as one JSON object."""
         return self.add(as_rule({"type": "object", **tool.parameters}))
@@ -65,28 +84,36 @@ def named_json(rules: Rules, tool: Tool, key: str = "arguments") -> str:
 
 
 def parameter(rules: Rules, tool: Tool, key: str, end: str) -> str:
-    """Lark text of a parameter's value up to and with the tag `end`: strings without quotes, all else as JSON."""
-    schema = tool.parameters["properties"][key]
-    schema = schema if isinstance(schema, Mapping) else {}
+    """Lark text of a parameter's value up to and with the tag `end`: strings without quotes, all else as JSON.
+
+    Raises `Refused` for a string whose schema cannot be enforced.
+    """
+    schema = schema_of(tool, key)
     closing = rules.mark(end)
-    values = schema.get("enum")
     if types_of(schema) != {"string"}:
         shared = {name: tool.parameters[name] for name in DEFINITIONS if name in tool.parameters}
         return f"{rules.add(as_rule({**shared, **schema}))} {closing}"
-    if isinstance(values, list) and values:
+    values = choices_of(schema)
+    if values is not None:
+        refuse_others(schema, {"enum", "type"} if "enum" in schema else {"const", "type"}, "string")
         return f"({' | '.join(quoted(one) for one in values if isinstance(one, str))}) {closing}"
-    if closing == quoted(end):
-        return rules.add("/(.|\\n)*/", f"[suffix={closing}]")
-    free = rules.add("/(.|\\n)*/")
-    return f"{free} {closing}"
+    return rules.text(text_body(schema), closing, is_literal=closing == quoted(end))
+
+
+def schema_of(tool: Tool, key: str) -> Mapping[str, Any]:
+    """The schema of a tool's parameter."""
+    schema = members_of(tool.parameters).get(key)
+    return schema if isinstance(schema, Mapping) else {}
 
 
 def parameters(tool: Tool, tag: Callable[[str], str]) -> str:
-    """Lark text of all parameters in the schema's order; those not required are optional. `tag` makes a parameter's."""
-    properties = tool.parameters.get("properties")
-    required = tool.parameters.get("required")
-    names = list(properties) if isinstance(properties, Mapping) else []
-    needed = set(required) if isinstance(required, list) else set()
+    """Lark text of all parameters in the schema's order; those not required are optional. `tag` makes a parameter's.
+
+    Raises `Refused` if the schema has more to say of its parameters.
+    """
+    check_members(tool.parameters)
+    names = [one for one, schema in members_of(tool.parameters).items() if schema is not False]
+    needed = set(required_of(tool.parameters))
     return " ".join(tag(one) if one in needed else f"({tag(one)})?" for one in names)
 
 
