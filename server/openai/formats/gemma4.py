@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from slipstream.server.openai.formats.enforce import Rules, any_of, quoted
+from slipstream.server.openai.formats.enforce import Rules, any_of, as_rule, quoted
 from slipstream.server.openai.formats.format import (
     CallArguments,
     CallEnd,
@@ -26,6 +26,21 @@ from slipstream.server.openai.formats.format import (
     Tools,
 )
 from slipstream.server.openai.formats.json_call import MOST_HEAD
+from slipstream.server.openai.formats.schemas import (
+    ANY_TEXT,
+    OF_TYPE,
+    check_members,
+    choices_of,
+    members_of,
+    number_of,
+    referred,
+    refuse,
+    refuse_others,
+    required_of,
+    rooted,
+    text_body,
+    with_required,
+)
 from slipstream.server.openai.formats.xml_call import WORDS, types_of
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
@@ -34,9 +49,7 @@ STRING = re.compile(rf"\s*{re.escape(QUOTE)}(?P<text>.*?){re.escape(QUOTE)}\s*",
 # A word ends where the next bracket, comma or colon shows that it is whole.
 WORD = re.compile(r"\s*(?P<text>[^\s{}\[\],:<][^{}\[\],:<]*)(?=[{}\[\],:])")
 SIGN = re.compile(r"\s*(?P<text>[{}\[\],:])")
-ANY_TEXT = r"/(.|\n)*/"  # as Lark
 SPELT = {",": ", ", ":": ": "}
-DEPTH = 4  # of objects and lists whose schema a grammar follows; below, any value may stand
 
 
 class ObjectCall:
@@ -141,54 +154,124 @@ def enforced(tools: Sequence[Tool], mark: Mark, *, many: bool) -> str:
     rules = Rules(mark)
 
     def function(rules: Rules, tool: Tool) -> str:
-        return f"{quoted(f'call:{tool.name}')} {_Values(rules).object(tool.parameters, DEPTH)}"
+        return f"{quoted(f'call:{tool.name}')} {_Values(rules, tool.parameters).object(tool.parameters)}"
 
     body = rules.add(f"{mark(OPEN)} {any_of(rules, tools, function)} {mark(CLOSE)}")
     return rules.source(f"{body}+" if many else body)
 
 
 class _Values:
-    """Rules of values in this spelling, by their schemas."""
+    """Rules of values in this spelling, by their schemas. Raises `Refused` for what cannot be enforced."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, root: Mapping[str, Any]) -> None:
         self._rules = rules
-        self._any = ""  # the rule of any value, once there is one
+        self._root = root  # the schema in which references are looked up
+        self._referred: dict[str, str] = {}  # the rules of what references mean
 
-    def of(self, schema: Any, depth: int) -> str:
-        """Lark text of a value. What a schema says beyond types, choices and members is not enforced."""
-        schema = schema if isinstance(schema, Mapping) else {}
-        choices = schema.get("enum")
-        if isinstance(choices, list) and choices and all(isinstance(one, str) for one in choices):
-            return self._either([self._string(quoted(one)) for one in choices])
-        kinds = types_of(schema)
-        if depth <= 0 or not kinds or "anyOf" in schema or "oneOf" in schema:
+    def of(self, schema: Any) -> str:
+        """Lark text of a value."""
+        if not isinstance(schema, Mapping):
             return self.any()
-        return self._either([self._kind(kind, schema, depth) for kind in sorted(kinds)])
+        schema = rooted(schema)
+        if "$ref" in schema:
+            refuse_others(schema, {"$ref", "type"}, *OF_TYPE)
+            return self._reference(schema["$ref"])
+        choices = choices_of(schema)
+        if choices is not None:
+            refuse_others(schema, {"enum" if "enum" in schema else "const", "type"}, *OF_TYPE)
+            return self._either([self._choice(one) for one in choices])
+        for union in ("anyOf", "oneOf"):
+            if isinstance(schema.get(union), list) and schema[union]:
+                return self._union(schema, union)
+        refuse_others(schema, {"type"})
+        kinds = types_of(schema) or ({"object"} if members_of(schema) else frozenset())
+        if not kinds:
+            refuse_others(schema, (), *OF_TYPE)
+            return self.any()
+        return self._either([self._kind(kind, schema) for kind in sorted(kinds)])
 
-    def _kind(self, kind: str, schema: Mapping[str, Any], depth: int) -> str:
+    def _reference(self, pointer: Any) -> str:
+        """The rule of what a reference means, which may refer to itself."""
+        found = referred(pointer, self._root)
+        if not isinstance(found, Mapping):
+            refuse("$ref")
+        if pointer not in self._referred:
+            texts, at = self._rules.texts, len(self._rules.texts)
+            self._referred[pointer] = self._rules.add("")
+            texts[at] += self.of(found)
+        return self._referred[pointer]
+
+    def _union(self, schema: Mapping[str, Any], union: str) -> str:
+        """Any of the schemas of a union; with `oneOf`, if no value can be of two of them."""
+        refuse_others(schema, {union, "type"}, *OF_TYPE)
+        kinds = [types_of(one) if isinstance(one, Mapping) else frozenset() for one in schema[union]]
+        n_kinds = len(frozenset().union(*kinds))
+        if union == "oneOf" and (n_kinds < sum(map(len, kinds)) or not all(kinds)):
+            refuse(union)
+        return self._either([self.of(one) for one in schema[union]])
+
+    def _choice(self, value: Any) -> str:
+        if isinstance(value, str):
+            return self._string(quoted(value))
+        if isinstance(value, dict | list):
+            refuse("enum")
+        return quoted(json.dumps(value))
+
+    def _kind(self, kind: str, schema: Mapping[str, Any]) -> str:
         if kind == "object":
-            return self.object(schema, depth - 1) if _members(schema) else self.any("{}")
+            return self.object(schema) if members_of(schema) else self._open(schema)
         if kind == "array":
-            item = self.of(schema.get("items"), depth - 1)
-            return f'("[" ({item} ("," {item})*)? "]")'
+            return self._list(schema)
+        if kind == "string":
+            return self._free(text_body(schema))
+        bounds = {name: one for name, one in schema.items() if name in OF_TYPE["number"]}
+        if kind in ("integer", "number") and bounds:
+            return self._rules.add(as_rule({"type": kind, **bounds}))
         return {
-            "string": self._free(),
             "integer": "/-?(0|[1-9][0-9]*)/",
             "number": r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/",
             "boolean": '("true" | "false")',
             "null": '"null"',
         }.get(kind, self.any())
 
-    def object(self, schema: Mapping[str, Any], depth: int) -> str:
+    def _list(self, schema: Mapping[str, Any]) -> str:
+        refuse_others(schema, {"type", "items", "minItems", "maxItems"}, "array")
+        least, most = number_of(schema, "minItems"), number_of(schema, "maxItems")
+        if isinstance(schema.get("items"), list):
+            refuse("items")
+        if most == 0 or schema.get("items") is False:
+            if least:
+                refuse("minItems")
+            return '"[]"'
+        item = self.of(schema.get("items"))
+        rest = f"{{{max((least or 0) - 1, 0)},{'' if most is None else most - 1}}}"
+        some = item if most == 1 else f'{item} ("," {item}){rest}'
+        return f'("[" {some} "]")' if least else f'("[" ({some})? "]")'
+
+    def _open(self, schema: Mapping[str, Any]) -> str:
+        """An object of any members, or of any names."""
+        check_members(schema)
+        others = schema.get("additionalProperties", True)
+        if others is False:
+            return '"{}"'
+        if not isinstance(others, Mapping) or not others:
+            return self.any("{}")
+        self.any()  # brings the rule of keys
+        member = f"any_key {self.of(others)}"
+        return f'("{{" ({member} ("," {member})*)? "}}")'
+
+    def object(self, schema: Mapping[str, Any]) -> str:
         """The members in the order of their names, as the template shows them; those not required are optional.
 
         Rules run from the last member to the first: `rest` begins with a comma if a member follows, `fresh` does not.
         """
-        required = schema.get("required")
-        needed = set(required) if isinstance(required, list) else set()
+        schema = with_required(schema)
+        check_members(schema)
+        needed = set(required_of(schema))
+        members = [one for one in members_of(schema).items() if one[1] is not False]
         rest = fresh = '""'
-        for name, inner in sorted(_members(schema).items(), key=lambda one: one[0].lower(), reverse=True):
-            member = f"{quoted(f'{name}:')} {self.of(inner, depth)}"
+        for name, inner in sorted(members, key=lambda one: one[0].lower(), reverse=True):
+            member = f"{quoted(f'{name}:')} {self.of(inner)}"
             followed, alone = f'"," {member} {rest}', f"{member} {rest}"
             if name not in needed:
                 followed, alone = f"{followed} | {rest}", f"{alone} | {fresh}"
@@ -196,36 +279,30 @@ class _Values:
         return f'"{{" {fresh} "}}"'
 
     def any(self, brackets: str = "") -> str:
-        """The rule of any value; of any object, with `brackets`."""
-        if not self._any:
-            value = self._any = self._rules.add("any_object | any_list | any_string | any_word")
-            member = f"any_key {value}"
+        """The rule of any value; of any object, with `brackets`. All tools share it."""
+        member = "any_key any_value"
+        value = "any_value: any_object | any_list | any_string | any_word"
+        if value not in self._rules.texts:
             self._rules.texts += [
+                value,
                 f'any_object: "{{" ({member} ("," {member})*)? "}}"',
-                f'any_list: "[" ({value} ("," {value})*)? "]"',
+                'any_list: "[" (any_value ("," any_value)*)? "]"',
                 r"any_key: /[^\s{}\[\],:<]+:/",
-                f"any_string: {self._free()}",
                 r"any_word: /-?(0|[1-9][0-9]*)(\.[0-9]+)?/" + ' | "true" | "false" | "null"',
             ]
-        return "any_object" if brackets else self._any
+            self._rules.texts.append(f"any_string: {self._free()}")
+        return "any_object" if brackets else "any_value"
 
     def _string(self, body: str) -> str:
         return f"{self._rules.mark(QUOTE)} {body} {self._rules.mark(QUOTE)}"
 
-    def _free(self) -> str:
-        """Any string."""
-        quote = self._rules.mark(QUOTE)
-        if quote == quoted(QUOTE):  # not a token: the string ends where this text first occurs
-            return f"{quote} {self._rules.add(ANY_TEXT, f'[suffix={quote}]')}"
-        return self._string(self._rules.add(ANY_TEXT))
+    def _free(self, body: str = ANY_TEXT) -> str:
+        """A string of which `body` is the Lark text."""
+        quote = self._rules.mark(QUOTE)  # not a token: the string ends where this text first occurs
+        return f"{quote} {self._rules.text(body, quote, is_literal=quote == quoted(QUOTE))}"
 
     def _either(self, choices: Sequence[str]) -> str:
         return f"({' | '.join(choices)})" if len(choices) > 1 else choices[0]
-
-
-def _members(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = schema.get("properties")
-    return found if isinstance(found, Mapping) else {}
 
 
 GEMMA4 = Format(

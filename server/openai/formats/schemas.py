@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from slipstream.server.http.error_table import unsupported
 
@@ -53,7 +53,7 @@ def refuse_others(schema: Mapping[str, Any], handled: Collection[str], *kinds: s
         refuse(found)
 
 
-def refuse(keyword: str) -> None:
+def refuse(keyword: str) -> NoReturn:
     """Raises `Refused`, naming the keyword of a schema."""
     raise unsupported("tools", f"{keyword} cannot be enforced where this model's format has to be forced")
 
@@ -125,11 +125,18 @@ def text_body(schema: Mapping[str, Any]) -> str:
 
 
 def _length(schema: Mapping[str, Any]) -> str:
-    for name in ("minLength", "maxLength"):
-        if type(schema.get(name, 0)) is not int or schema.get(name, 0) < 0:
-            refuse(name)
-    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-    return rf"/(.|\n){{{least},{most}}}/" if least or most != "" else ""
+    least, most = number_of(schema, "minLength"), number_of(schema, "maxLength")
+    if least is None and most is None:
+        return ""
+    return rf"/(.|\n){{{least or 0},{'' if most is None else most}}}/"
+
+
+def number_of(schema: Mapping[str, Any], keyword: str) -> int | None:
+    """The number under a keyword that limits a length. Raises `Refused` if it is none."""
+    found = schema.get(keyword)
+    if found is not None and (type(found) is not int or found < 0):
+        refuse(keyword)
+    return found
 
 
 def _pattern(schema: Mapping[str, Any]) -> str:
