@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
 import pytest
+from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
 
 from slipstream.engine.errors import LoadError
 from slipstream.engine.naming import is_gguf
@@ -51,16 +54,24 @@ class Hub:
     def __init__(self, listed: tuple[str, ...]) -> None:
         self.listed, self.asked = listed, list[Any]()
 
-    def list_repo_files(self, repository: str) -> list[str]:
+    def model_info(self, repository: str, *, timeout: float) -> SimpleNamespace:
+        assert timeout > 0
         if repository == "org/away":
             raise OSError("offline")
-        return [*self.listed]
+        if repository == "org/far":
+            raise HTTPError("[Errno 111] Connection refused")
+        return SimpleNamespace(siblings=[SimpleNamespace(rfilename=file) for file in self.listed])
 
-    def snapshot_download(self, repository: str, allow_patterns: list[str]) -> str:
+    def snapshot_download(
+        self, repository: str, *, allow_patterns: list[str], local_files_only: bool = False
+    ) -> str:
+        if local_files_only:
+            raise LocalEntryNotFoundError("nothing is here")
         self.asked.append((repository, allow_patterns))
         return "/hub/snapshot"
 
-    def hf_hub_download(self, repository: str, file: str) -> str:
+    def hf_hub_download(self, repository: str, file: str, *, local_files_only: bool) -> str:
+        assert not local_files_only
         self.asked.append((repository, file))
         return f"/hub/{file}"
 
@@ -117,6 +128,10 @@ def test_repositories_with_safetensors(hub: Hub) -> None:
         ("a/b/c", "a/b/c: no such folder"),
         ("folder", "folder: no such folder"),
         ("org/away", "org/away: no such folder or file, and the hub did not give it: offline"),
+        (
+            "org/far:Q8_0",
+            "org/far:Q8_0: no such folder or file, and the hub did not give it: [Errno 111] Connection refused",
+        ),
         ("org/repo:Q3", "org/repo: has no GGUF file 'Q3' for a model; it has "),
     ],
 )
@@ -125,6 +140,81 @@ def test_names_of_nothing(hub: Hub, name: str, message: str) -> None:
         local_checkpoint(name)
     assert str(caught.value).startswith(message)
     assert not hub.asked
+
+
+# --- without the network: what the hub's library itself finds in its cache ---
+
+COMMIT = "0123456789" * 4
+
+
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of org/repo's local copy. The hub is a closed port."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    away = partial(huggingface_hub.HfApi, endpoint="http://127.0.0.1:1")
+    monkeypatch.setattr(huggingface_hub, "HfApi", away)
+    copy = tmp_path / "models--org--repo"
+    folder = copy / "snapshots" / COMMIT
+    for one in (folder, copy / "refs"):
+        one.mkdir(parents=True)
+    (copy / "refs" / "main").write_text(COMMIT)
+    return folder
+
+
+def put(folder: Path, *files: str) -> None:
+    for file in files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).touch()
+
+
+@pytest.mark.parametrize("is_switched_off", [False, True])
+def test_without_the_network_the_local_copy_is_taken(
+    cached: Path,
+    is_switched_off: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", is_switched_off)
+    put(cached, "config.json", "model.safetensors")
+    assert local_checkpoint("org/repo") == cached
+    reason = "offline mode is enabled" if is_switched_off else "Connection refused"
+    assert reason in caplog.text
+    assert f"the local copy is used: {cached}" in caplog.text
+
+
+def test_without_the_network_a_gguf_file_of_the_local_copy_is_taken(cached: Path) -> None:
+    put(cached, "m-Q6_K.gguf", "big/m-BF16-00001-of-00002.gguf", "big/m-BF16-00002-of-00002.gguf")
+    assert local_checkpoint("org/repo/m-Q6_K.gguf") == cached / "m-Q6_K.gguf"
+    assert local_checkpoint("org/repo:BF16") == cached / "big" / "m-BF16-00001-of-00002.gguf"
+    put(cached, "m-Q8_0.gguf")
+    assert local_checkpoint("org/repo") == cached / "m-Q8_0.gguf"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (
+            "org/repo:Q2_K",
+            "has no GGUF file 'Q2_K' for a model; it has m-F16-00001-of-00002.gguf, m-Q8_0.gguf",
+        ),
+        ("org/repo:F16", "Cannot find the requested files in the disk cache"),
+    ],
+)
+def test_a_local_copy_that_is_not_enough(cached: Path, name: str, told: str) -> None:
+    put(cached, "m-Q8_0.gguf", "m-F16-00001-of-00002.gguf")
+    with pytest.raises(
+        LoadError, match=r"^org/repo: the hub cannot be asked \(.+\), and the local copy"
+    ) as caught:
+        local_checkpoint(name)
+    assert told in str(caught.value)
+
+
+def test_without_network_and_copy_nothing_is_found(cached: Path) -> None:
+    with pytest.raises(
+        LoadError, match=r"^org/other: no such folder or file, and the hub did not give it: \["
+    ):
+        local_checkpoint("org/other")
 
 
 def test_what_is_here_is_taken(hub: Hub, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,11 +13,14 @@ from slipstream.engine.errors import LoadError
 from slipstream.engine.models.reading.config import DTYPES, ModelConfig
 from slipstream.engine.naming import GGUF, is_gguf, model_path
 
+log = logging.getLogger(__name__)
+
 CHECKPOINT = ("*.json", "*.safetensors", "*.jinja")
 CONFIGS = ("config.json", "generation_config.json")
 # Of a repository of GGUF files alone the first of these is taken if the name asks for none, as llama.cpp does.
 QUANTS = ("Q4_K_M", "Q8_0")
 PROJECTOR = "mmproj"  # what files with encoders of media begin with
+_ASK_S = 10.0  # that the hub may take to say which files a repository has
 
 
 def local_checkpoint(name: str, patterns: Sequence[str] = CHECKPOINT) -> Path:
@@ -31,8 +35,16 @@ def local_checkpoint(name: str, patterns: Sequence[str] = CHECKPOINT) -> Path:
     repository, wanted = _asked_for(name)
     try:
         return _downloaded(repository, wanted, patterns)
-    except (OSError, ValueError) as error:
-        raise LoadError(f"{name}: no such folder or file, and the hub did not give it: {error}") from error
+    except _failures() as error:
+        reason = f"no such folder or file, and the hub did not give it: {error or type(error).__name__}"
+        raise LoadError(f"{name}: {reason}") from error
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What the hub's library raises. Errors of the network are its client's, which are no `OSError`."""
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of the client that it uses
+
+    return OSError, ValueError, RuntimeError, HTTPError
 
 
 def _asked_for(name: str) -> tuple[str, str | None]:
@@ -45,17 +57,63 @@ def _asked_for(name: str) -> tuple[str, str | None]:
 
 
 def _downloaded(repository: str, wanted: str | None, patterns: Sequence[str]) -> Path:
-    from huggingface_hub import HfApi, hf_hub_download, snapshot_download
+    """The files that are meant, of the hub, or of the local copy where the hub cannot be asked."""
+    from huggingface_hub import HfApi
 
-    listed = HfApi().list_repo_files(repository)
+    try:
+        # One request. `list_repo_files` would try again for half a minute where there is no network.
+        found = HfApi().model_info(repository, timeout=_ASK_S).siblings or ()
+    except _failures() as error:
+        listed = _files_here(repository)
+        if not listed:
+            raise
+        return _local_copy(repository, wanted, patterns, listed, str(error) or type(error).__name__)
+    return _taken(repository, wanted, patterns, [one.rfilename for one in found])
+
+
+def _local_copy(
+    repository: str, wanted: str | None, patterns: Sequence[str], listed: Sequence[str], why: str
+) -> Path:
+    """What is meant, of the local copy alone. Raises `LoadError`. why: the hub was not asked."""
+    failures: tuple[type[Exception], ...] = (*_failures(), LoadError)
+    try:
+        path = _taken(repository, wanted, patterns, listed, is_offline=True)
+    except failures as error:
+        reason = f"the hub cannot be asked ({why}), and the local copy is not enough: {error}"
+        raise LoadError(f"{repository}: {reason}") from error
+    log.warning("%s: the hub cannot be asked (%s), the local copy is used: %s", repository, why, path)
+    return path
+
+
+def _files_here(repository: str) -> list[str]:
+    """The files in the local copy of a repository, which may lack some; none without a copy."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(repository, allow_patterns=[], local_files_only=True))
+    except FileNotFoundError:
+        return []
+    return [str(one.relative_to(folder)) for one in sorted(folder.rglob("*")) if one.is_file()]
+
+
+def _taken(
+    repository: str,
+    wanted: str | None,
+    patterns: Sequence[str],
+    listed: Sequence[str],
+    *,
+    is_offline: bool = False,
+) -> Path:
+    """Where the files that are meant lie, once they are all here. Raises as the hub's library does, and `LoadError`."""
+    from huggingface_hub import hf_hub_download, snapshot_download
+
     has = {suffix: any(file.endswith(suffix) for file in listed) for suffix in (GGUF, ".safetensors")}
     if wanted is None and (has[".safetensors"] or not has[GGUF]):
-        return Path(snapshot_download(repository, allow_patterns=list(patterns)))
-    file = chosen_file(repository, wanted, listed)
-    first, *rest = split_files(Path(file))
-    path = Path(hf_hub_download(repository, str(first)))
+        return Path(snapshot_download(repository, allow_patterns=list(patterns), local_files_only=is_offline))
+    first, *rest = split_files(Path(chosen_file(repository, wanted, listed)))
+    path = Path(hf_hub_download(repository, str(first), local_files_only=is_offline))
     for one in rest:
-        hf_hub_download(repository, str(one))
+        hf_hub_download(repository, str(one), local_files_only=is_offline)
     return path
 
 
