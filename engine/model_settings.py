@@ -32,7 +32,8 @@ class ModelSettings:
     )
     alias: str | None = setting(
         None,
-        "model name shown to clients, the folder's name by default; after commas, further names of it",
+        "model name shown to clients, by default the hub name, or the folder's or file's; after commas, further names"
+        " of it",
         "-a",
         "--served-model-name",
     )

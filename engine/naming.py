@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
@@ -83,6 +84,13 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     by_lower = {one.lower(): one for one in known}
     found = get_close_matches(word.lower(), by_lower, n=1, cutoff=_ALIKE)
     return by_lower[found[0]] if found else None
+
+
+def as_text(path: Path | str) -> str:
+    """A path, or what was given in its place, as valid text: Python keeps bytes that are not UTF-8 as half characters,
+    which no reply can have.
+    """
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def is_gguf(path: Path) -> bool:

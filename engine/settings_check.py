@@ -11,9 +11,13 @@ from slipstream.engine.naming import (
     DRAFTERS,
     NO_DRAFTER,
     TEST_DRAFTERS,
+    as_text,
     did_you_mean,
 )
 from slipstream.engine.settings import Settings
+
+# Settings that replies or prompts have in them; paths may have any bytes.
+_WRITTEN = ("alias", "tags", "chat_template")
 
 
 def check(settings: Settings) -> None:
@@ -33,7 +37,16 @@ def check(settings: Settings) -> None:
             raise SettingError(one.name, value, f"must be at least {meta['least']}")
         if meta["most"] is not None and value > meta["most"]:
             raise SettingError(one.name, value, f"must be at most {meta['most']}")
+    _check_text(settings)
     _check_template(settings)
+
+
+def _check_text(settings: Settings) -> None:
+    """Raises `SettingError` for text with bytes that are not UTF-8: every reply with it would fail."""
+    for name in _WRITTEN:
+        value = getattr(settings, name) or ""
+        if value != as_text(value):
+            raise SettingError(name, as_text(value)[:64], "is not UTF-8")
 
 
 def _check_template(settings: Settings) -> None:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from slipstream.engine.api import AsyncEngine
+from slipstream.engine.naming import as_text
 from slipstream.engine.settings import Settings
 from slipstream.engine.stats import SlotState
 from slipstream.server.describe.openapi import answers, failing
@@ -128,7 +129,11 @@ def _slot(slot: SlotState, engine: AsyncEngine) -> dict[str, Any]:
 
 def _props(engine: AsyncEngine, settings: Settings, known: Known) -> dict[str, Any]:
     info, stats = engine.info, engine.stats()
-    told = {name: value for name, value in dataclasses.asdict(settings).items() if name not in SECRET}
+    told = {
+        name: as_text(value) if isinstance(value, str) else value
+        for name, value in dataclasses.asdict(settings).items()
+        if name not in SECRET
+    }
     return {
         "default_generation_settings": {
             "params": {**info.sampling_defaults, "n_predict": settings.n_predict},

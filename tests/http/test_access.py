@@ -113,6 +113,12 @@ def test_props_keep_the_secret(locked: Served) -> None:
     assert props.json()["settings"]["parallel"] == 4
 
 
+def test_props_show_paths_that_are_no_text() -> None:
+    with served(slot_save_path="/a\udcff", log_file="b") as one:
+        settings = one.http.get("/props").json()["settings"]
+    assert (settings["slot_save_path"], settings["log_file"]) == ("/a\ufffd", "b")
+
+
 @pytest.mark.parametrize(
     ("host", "status"),
     [

@@ -136,6 +136,13 @@ def test_bounds(capsys: pytest.CaptureFixture[str], arguments: list[str], told: 
     assert told in refused(capsys, *arguments)
 
 
+def test_bytes_that_are_no_text_are_refused_in_what_clients_see(capsys: pytest.CaptureFixture[str]) -> None:
+    told = refused(capsys, "--alias", "a\udcff")
+    assert told == "--alias a\ufffd: is not UTF-8 (from the command line)"
+    assert refused(capsys, SLIPSTREAM_TAGS="\udcff").startswith("--tags \ufffd: is not UTF-8")
+    assert read("--log-file", "a\udcff").log_file == "a\udcff"
+
+
 def test_the_wrong_value_is_traced_to_its_source(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert refused(capsys, SLIPSTREAM_PARALLEL="0").endswith("(from SLIPSTREAM_PARALLEL)")
     path = tmp_path / "a.toml"

@@ -60,6 +60,15 @@ def test_answers_are_those_from_the_folder(tmp_path: Path) -> None:
     assert expected[0][0] != expected[1][0]
 
 
+def test_a_file_called_by_bytes_that_are_no_text(tmp_path: Path) -> None:
+    model = gguf_of(tiny_checkpoint("qwen3", tmp_path / "folder")).write(tmp_path / "m\udcff.gguf")
+    with serving(model) as server:
+        assert len(answers(server)) == 2
+        assert server.http.get("/v1/models/m\ufffd").json()["id"] == "m\ufffd"
+        props = server.http.get("/props").json()
+    assert props["model_path"] == f"{tmp_path}/m\ufffd.gguf"
+
+
 def test_rounded_activations_change_the_arithmetic_and_no_text_by_drafts(tmp_path: Path) -> None:
     """Log-probabilities move a little; with drafts and without they are the same to the last bit."""
     folder = tiny_checkpoint("qwen3", tmp_path / "folder")

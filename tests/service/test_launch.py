@@ -234,6 +234,14 @@ def test_a_chat_template_that_is_none_ends_the_start_at_once(tmp_path: Path) -> 
         launch(Settings(model=TARGET, chat_template="{% for %}"))
 
 
+def test_a_model_has_the_name_it_was_given_by(tmp_path: Path) -> None:
+    link = tmp_path / "my-model"
+    link.symlink_to(TARGET)
+    served = launch(Settings(model=str(link), parallel=1, ctx_size=64, capture_passes=False))
+    asyncio.run(served.close())
+    assert (served.info.name, served.info.path) == ("my-model", str(link))
+
+
 def test_given_penalties_are_the_defaults_of_requests() -> None:
     given = {"repeat_penalty": 1.25, "repeat_last_n": 8, "presence_penalty": 0.5, "frequency_penalty": -0.5}
     served = launch(Settings(model=TARGET, parallel=1, ctx_size=64, alias="a, b", **given))

@@ -229,12 +229,25 @@ def test_what_is_here_is_taken(hub: Hub, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "name"),
+    ("path", "given", "name"),
     [
-        ("/models/Qwen3-8B-Q4_K_M.gguf", "Qwen3-8B-Q4_K_M"),
-        ("/models/big-Q8_0-00001-of-00004.gguf", "big-Q8_0"),
-        ("/models/Llama-3.2", "Llama-3.2"),
+        ("/models/Qwen3-8B-Q4_K_M.gguf", "/models/Qwen3-8B-Q4_K_M.gguf", "Qwen3-8B-Q4_K_M"),
+        ("/models/big-Q8_0-00001-of-00004.gguf", "org/big:Q8_0", "big-Q8_0"),
+        ("/hub/models--org--name/snapshots/c0ffee", "org/name", "org/name"),
     ],
 )
-def test_names_that_clients_see(path: str, name: str) -> None:
-    assert model_name(Path(path)) == name
+def test_names_that_clients_see(path: str, given: str, name: str) -> None:
+    assert model_name(Path(path), given) == name
+
+
+def test_folders_have_the_names_that_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a link, its own; of the folder where the server was started, the folder's; bytes that are no text, marked."""
+    folder = tmp_path / "c0ffee"
+    folder.mkdir()
+    (tmp_path / "my-model").symlink_to(folder)
+    (tmp_path / "\udcff").mkdir()
+    monkeypatch.chdir(folder)
+    assert model_name(Path("f\udcff.gguf"), "f\udcff.gguf") == "f\ufffd"
+    for given, name in ((".", "c0ffee"), ("../my-model/", "my-model"), (str(tmp_path / "\udcff"), "\ufffd")):
+        path = local_checkpoint(given)
+        assert model_name(path, given) == name

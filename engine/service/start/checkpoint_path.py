@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from slipstream.engine.checkpoint.gguf.files import SPLIT, split_files
 from slipstream.engine.errors import LoadError
 from slipstream.engine.models.reading.config import DTYPES, ModelConfig
-from slipstream.engine.naming import GGUF, is_gguf, model_path
+from slipstream.engine.naming import GGUF, as_text, is_gguf, model_path
 
 log = logging.getLogger(__name__)
 
@@ -142,12 +143,18 @@ def chosen_file(repository: str, wanted: str | None, listed: Sequence[str]) -> s
     )
 
 
-def model_name(path: Path) -> str:
-    """What clients see unless a name is set: the folder's or the file's, of a split model without the part's number."""
-    if not is_gguf(path):
-        return path.resolve().name
-    match = SPLIT.fullmatch(path.name)
-    return path.stem if match is None else match[1]
+def model_name(path: Path, given: str) -> str:
+    """What clients see unless a name is set: a GGUF file's, of a split model without the part's number; a folder's, be
+    it a link to another; a hub name as it is, whose folder is named after a commit.
+
+    path: where the files are; given: the name that they were found by.
+    """
+    if is_gguf(path):
+        match = SPLIT.fullmatch(path.name)
+        name = path.stem if match is None else match[1]
+    else:
+        name = os.path.basename(os.path.abspath(given)) if os.path.isdir(given) else given
+    return as_text(name)
 
 
 def run_dtype(config: ModelConfig, setting: str) -> torch.dtype:

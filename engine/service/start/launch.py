@@ -30,7 +30,7 @@ from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.documents import checkpoint_files, text_source
 from slipstream.engine.models.registry import load_network, read_model
 from slipstream.engine.models.translated import TranslatedNetwork, shared_tokens, translate
-from slipstream.engine.naming import NO_DRAFTER
+from slipstream.engine.naming import NO_DRAFTER, as_text
 from slipstream.engine.ranges import SAMPLING_RANGES
 from slipstream.engine.ranks import ALONE, Ranks
 from slipstream.engine.service.run.preparing import Text
@@ -313,8 +313,8 @@ def _info(
         if value is not None:
             defaults[name] = value
     return ModelInfo(
-        name=(settings.names or (model_name(source.path),))[0],
-        path=str(source.path),
+        name=(settings.names or (model_name(source.path, settings.model),))[0],
+        path=as_text(source.path),
         architecture=source.config.architecture,
         n_params=target.n_params,
         weight_bytes=target.weight_bytes,
