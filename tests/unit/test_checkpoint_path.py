@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
+from huggingface_hub.utils import filter_repo_objects
 
 from slipstream.engine.errors import LoadError
 from slipstream.engine.naming import is_gguf
@@ -52,7 +54,7 @@ class Hub:
     """What the functions of huggingface_hub are asked for, and what they say."""
 
     def __init__(self, listed: tuple[str, ...]) -> None:
-        self.listed, self.asked = listed, list[Any]()
+        self.listed, self.asked, self.taken = listed, list[Any](), list[str]()
 
     def model_info(self, repository: str, *, timeout: float) -> SimpleNamespace:
         assert timeout > 0
@@ -63,10 +65,17 @@ class Hub:
         return SimpleNamespace(siblings=[SimpleNamespace(rfilename=file) for file in self.listed])
 
     def snapshot_download(
-        self, repository: str, *, allow_patterns: list[str], local_files_only: bool = False
+        self,
+        repository: str,
+        *,
+        allow_patterns: list[str],
+        ignore_patterns: Sequence[str] = (),
+        local_files_only: bool = False,
     ) -> str:
         if local_files_only:
             raise LocalEntryNotFoundError("nothing is here")
+        patterns = {"allow_patterns": allow_patterns, "ignore_patterns": [*ignore_patterns]}
+        self.taken = [*filter_repo_objects(self.listed, **patterns)]
         self.asked.append((repository, allow_patterns))
         return "/hub/snapshot"
 
@@ -115,6 +124,25 @@ def test_repositories_with_safetensors(hub: Hub) -> None:
         ("org/repo", "model-Q8_0.gguf"),
         ("org/repo", ["*.json"]),
     ]
+
+
+READ = (
+    *("config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"),
+    *("model.safetensors.index.json", "chat_template.jinja", "tiktoken.model"),
+    "additional_chat_templates/tool_use.jinja",
+)
+
+
+def test_copies_of_the_weights_are_left_at_the_hub(hub: Hub) -> None:
+    below = ("original/model-00001-of-00001.safetensors", "original/config.json", "metal/model.bin")
+    hub.listed = (*READ, *below, "consolidated.safetensors", "consolidated-00001-of-00002.safetensors")
+    local_checkpoint("org/repo")
+    assert hub.taken == [*READ]
+    hub.listed = ("config.json", *below, "consolidated.safetensors")
+    local_checkpoint("org/repo")
+    assert hub.taken == ["config.json", "consolidated.safetensors"]
+    hub.listed = ("model-Q8_0.gguf", *below)
+    assert local_checkpoint("org/repo") == Path("/hub/model-Q8_0.gguf")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
@@ -16,7 +17,11 @@ from slipstream.engine.naming import GGUF, as_text, is_gguf, model_path
 
 log = logging.getLogger(__name__)
 
-CHECKPOINT = ("*.json", "*.safetensors", "*.jinja")
+CHECKPOINT = ("*.json", "*.safetensors", "*.jinja", "tiktoken.model")
+# The hub holds patterns against whole paths, of which `*` is any part. Folders have weights in other forms, for other
+# programs; chat templates are all that is read of them.
+IN_FOLDERS = ("*/*.json", "*/*.safetensors")
+COPIES = "consolidated*.safetensors"  # Mistral's form of weights that lie beside it
 CONFIGS = ("config.json", "generation_config.json")
 # Of a repository of GGUF files alone the first of these is taken if the name asks for none, as llama.cpp does.
 QUANTS = ("Q4_K_M", "Q8_0")
@@ -108,14 +113,26 @@ def _taken(
     """Where the files that are meant lie, once they are all here. Raises as the hub's library does, and `LoadError`."""
     from huggingface_hub import hf_hub_download, snapshot_download
 
-    has = {suffix: any(file.endswith(suffix) for file in listed) for suffix in (GGUF, ".safetensors")}
-    if wanted is None and (has[".safetensors"] or not has[GGUF]):
-        return Path(snapshot_download(repository, allow_patterns=list(patterns), local_files_only=is_offline))
+    weights = [file for file in listed if "/" not in file and file.endswith(".safetensors")]
+    if wanted is None and (weights or not any(file.endswith(GGUF) for file in listed)):
+        folder = snapshot_download(
+            repository,
+            allow_patterns=list(patterns),
+            ignore_patterns=_not_read(weights),
+            local_files_only=is_offline,
+        )
+        return Path(folder)
     first, *rest = split_files(Path(chosen_file(repository, wanted, listed)))
     path = Path(hf_hub_download(repository, str(first), local_files_only=is_offline))
     for one in rest:
         hf_hub_download(repository, str(one), local_files_only=is_offline)
     return path
+
+
+def _not_read(weights: Sequence[str]) -> list[str]:
+    """Patterns of files that nothing reads, in a repository with these files of weights beside its config."""
+    has_others = any(not fnmatchcase(file, COPIES) for file in weights)
+    return [*IN_FOLDERS, COPIES] if has_others else [*IN_FOLDERS]
 
 
 def chosen_file(repository: str, wanted: str | None, listed: Sequence[str]) -> str:
