@@ -111,12 +111,12 @@ def run(settings: Settings, load: Load, notify: Notify = systemd.silent) -> int:
     """
     try:
         _check_certificate(settings)
-        port = bind(settings)
+        life = _Life(settings, notify)
     except SettingError as error:
         log.error("cannot_start", reason=str(error))
         return EXIT_PORT_TAKEN if is_taken(error) else EXIT_CANNOT_LOAD
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_Life(settings, port, notify).run(load))
+        return runner.run(life.run(load))
 
 
 def _check_certificate(settings: Settings) -> None:
@@ -141,22 +141,24 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 class _Life:
     """A run of the server, from the open port to the exit status."""
 
-    def __init__(self, settings: Settings, port: socket.socket, notify: Notify) -> None:
+    def __init__(self, settings: Settings, notify: Notify) -> None:
+        """Make the application, then open the port. Raises `SettingError`; of the port's, as `bind` does."""
         self.settings = settings
-        self.port = port
-        self.number = None if unix_path(settings.host) is not None else port.getsockname()[1]
+        self.gate = Gate()
+        self.knowing = Knowing(settings)
+        self.server = listener(self.gate, settings, self.knowing)
+        self.port = bind(settings)
+        self.number = None if unix_path(settings.host) is not None else self.port.getsockname()[1]
         self.mark = mark_of(settings)
         self.url = url_of(settings, self.number)
         self.notify = notify
         self.form: Form = form_of(settings.log_format, sys.stderr)
-        self.gate = Gate()
-        self.knowing = Knowing(settings)
         self.asked = asyncio.Event()
         self.is_stuck = False  # on a device that has failed
 
     async def run(self, load: Load) -> int:
         self._take_signals()
-        server = listener(self.gate, self.settings, self.knowing)
+        server = self.server
         serving = asyncio.create_task(server.serve(sockets=[self.port]))
         log.info("listening", url=self.url)
         self._warn()

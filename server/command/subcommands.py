@@ -88,7 +88,7 @@ def _profile(call: Call) -> int:
     except (OSError, ValueError) as error:
         call.refuse(f"--prompts {own['prompts']}: {error}")
     trace = None if own["trace"] is None else Path(own["trace"])
-    if trace is not None and not os.access(trace.parent, os.W_OK):
+    if trace is not None and not _takes_a_file(trace):
         call.refuse(f"--trace {trace}: cannot be written")
     be_considerate()
     from slipstream.engine.service.tools.profile import Order, profiled
@@ -100,6 +100,11 @@ def _profile(call: Call) -> int:
         return EXIT_CANNOT_LOAD if isinstance(error, LoadError) else EXIT_FAILED
     _write(told, profile_table.table, as_json=own["json"])
     return 0
+
+
+def _takes_a_file(path: Path) -> bool:
+    """Whether a file can be written under this path."""
+    return not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)
 
 
 # The settings that decide what a step computes, and on which device.

@@ -39,7 +39,7 @@ def _bind_tcp(settings: Settings) -> socket.socket:
         )
         # `localhost` has an IPv4 and an IPv6 address. IPv4 is preferred: clients try it at least as often.
         family, kind, protocol, _, address = sorted(found, key=lambda one: one[0] != socket.AF_INET)[0]
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for names that DNS cannot have, as `a..b`
         raise SettingError("host", settings.host, str(error)) from error
     port = socket.socket(family, kind, protocol)
     try:

@@ -164,6 +164,6 @@ def _opened(place: str) -> sqlite3.Connection:
         database.execute(TABLE)
     except (OSError, sqlite3.Error) as error:
         raise SettingError(
-            "responses_store", place, str(getattr(error, "strerror", None) or error)
+            "responses_store", place or "''", str(getattr(error, "strerror", None) or error)
         ) from error
     return database

@@ -291,9 +291,29 @@ def test_a_taken_port(caplog: pytest.LogCaptureFixture) -> None:
     assert f"--port {number}: Address already in use" in caplog.text
 
 
-@pytest.mark.parametrize("host", ["203.0.113.1", "no such host"])
-def test_a_host_that_is_not_ours(host: str) -> None:
+@pytest.mark.parametrize("host", ["203.0.113.1", "no such host", "foo..bar", "a" * 64 + ".example"])
+def test_a_host_that_is_not_ours(host: str, caplog: pytest.LogCaptureFixture) -> None:
     assert run(Settings(model="x", port=0, host=host), load) == 3
+    (told,) = logged(caplog, "cannot_start")
+    assert told["reason"].startswith("--port 0: " if host[0] == "2" else f"--host {host}: ")
+
+
+def test_a_store_of_responses_that_cannot_be_opened(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    other = tmp_path / "notes.txt"
+    other.write_text("no database at all, but a text that is longer than the head of one\n" * 9)
+    with bind(Settings(model="x", port=0)) as taken:  # opening it would end with status 4
+        number = taken.getsockname()[1]
+        for place, reason in (
+            (tmp_path / "no" / "where.db", "No such file or directory"),
+            (tmp_path, "Is a directory"),
+            ("", "No such file or directory"),
+            (other, "file is not a database"),
+        ):
+            caplog.clear()
+            assert run(Settings(model="x", port=number, responses_store=str(place)), load) == 3
+            (told,) = logged(caplog, "cannot_start")
+            shown = str(place) or "''"
+            assert told["reason"] == f"--responses-store {shown}: {reason}"
 
 
 def test_open_to_all_without_a_key_warns(

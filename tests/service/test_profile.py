@@ -118,6 +118,8 @@ def test_prompts_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         (["--prompts", "no/such.txt"], "no/such.txt"),
         (["--prompts", "/dev/null"], "holds no prompt"),
         (["--trace", "no/such/folder/trace.json"], "no/such/folder"),
+        (["--trace", "tests"], "--trace tests: cannot be written"),
+        (["--trace", ""], "--trace .: cannot be written"),
         (["--host", "::1"], "unrecognized arguments: --host"),
     ],
 )
