@@ -5,6 +5,8 @@ from the fields of `engine.settings.Settings`; and the merging of values from th
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +17,13 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from slipstream.engine.naming import closest, did_you_mean
 from slipstream.engine.settings import Settings
+from slipstream.server.report.logs import printable
 
 PREFIX = "SLIPSTREAM_"
+# The ends of names of variables by which Kubernetes tells containers of a Service.
+_OF_SERVICE = re.compile(r"SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_[A-Z]+(_(ADDR|PORT|PROTO))?")
+_SECRETS = frozenset({"api_key"})
+_SHOWN = 64  # characters of a wrong value
 # The first setting of each group; the order is that of the dataclass.
 GROUP_STARTS = {
     "model": "Model",
@@ -94,7 +101,8 @@ def merged(
         try:
             values[option.name] = option.read(raw, typed=typed)
         except ValueError as error:
-            raise ValueError(f"{option.flags[0]} (from {origin}): {error}") from None
+            value = "" if option.name in _SECRETS else f" {_shown(raw, typed=typed)}"
+            raise ValueError(f"{option.flags[0]}{value} (from {origin}): {error}") from None
 
     for key, value in _file(config).items():
         name = key.replace("-", "_")
@@ -113,6 +121,33 @@ def merged(
     for name, value in flags.items():
         take(BY_NAME[name], value, "the command line")
     return values
+
+
+def _shown(raw: object, *, typed: bool) -> str:
+    """A wrong value in a message, cut short: a flag's or a variable's text, or (`typed`) what a file has, as JSON."""
+    text = json.dumps(raw, ensure_ascii=False, default=str) if typed else str(raw)
+    return printable(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…") or "''"
+
+
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the environment that are meant for settings, known or not.
+
+    Without those that Kubernetes sets wherever a Service is called slipstream, or slipstream-NAME.
+    """
+    # Compose files pass unset variables on as empty strings.
+    named = {name: text for name, text in environ.items() if name.startswith(PREFIX) and text}
+    host = "SERVICE_HOST"
+    services = [name.removesuffix(host) for name in named if name.endswith(f"_{host}")]
+    return {
+        name: text
+        for name, text in named.items()
+        if not any(name.startswith(one) and _tells(name.removeprefix(one), text) for one in services)
+    }
+
+
+def _tells(end: str, text: str) -> bool:
+    """Whether this end of a variable's name, with this value, tells of a Service. PORT may be a setting, too."""
+    return bool(_OF_SERVICE.fullmatch(end)) or (end == "PORT" and "://" in text)
 
 
 def _file(config: str | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from slipstream.engine.naming import did_you_mean
 from slipstream.engine.settings import Settings
 from slipstream.engine.settings_check import check
 from slipstream.server import version
-from slipstream.server.command.flags import BY_NAME, OPTIONS, PREFIX, Option, merged
+from slipstream.server.command.flags import BY_NAME, OPTIONS, PREFIX, Option, merged, variables
 from slipstream.server.command.foreign_flags import Foreign
 from slipstream.server.http import limits
 
@@ -214,8 +214,7 @@ def _settings(
     parser: argparse.ArgumentParser, flags: Mapping[str, Any], environ: Mapping[str, str]
 ) -> Settings:
     """The settings of these flags and the other sources, checked. Exits with status 2 if any is unknown or wrong."""
-    # Compose files pass unset variables on as empty strings.
-    named = {name: text for name, text in environ.items() if name.startswith(PREFIX) and text}
+    named = variables(environ)
     config = flags.get("config", named.pop(CONFIG_ENV, None))
     if environ.get(OTLP_ENV):
         named.setdefault(BY_NAME["otlp_endpoint"].env, environ[OTLP_ENV])

@@ -114,9 +114,12 @@ def test_unknown_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
         (["--spec-shared-history", "on"], "must be one of off, tenant, all"),
         (["--spec-ngram-map-k4v-min-hits", "0"], "--spec-ngram-map-k4v-min-hits 0: must be at least 1"),
         (["--spec-synth-len", "0.5"], "must be at least 1"),
-        (["-c", "many"], "--ctx-size (from the command line): Input should be a valid integer"),
+        (["-c", "many"], "--ctx-size many (from the command line): Input should be a valid integer"),
         (["-c", "1.5"], "valid integer"),
-        (["--temp", "nan"], "finite number"),
+        (["--port", "x" * 65], f"--port {'x' * 64}… (from the command line): "),
+        (["--port", "a\x1b[1m\n"], "--port a\\x1b[1m\\n (from the command line): "),
+        (["--port", ""], "--port '' (from the command line): "),
+        (["--temp", "nan"], "--temperature nan (from the command line): Input should be a finite number"),
         (["--temp", "inf"], "finite number"),
         (["-s", "-1"], "--seed -1: must be at least 0"),
         (["-s", str(2**64)], "must be at most"),
@@ -147,7 +150,7 @@ def test_the_wrong_value_is_traced_to_its_source(capsys: pytest.CaptureFixture[s
     assert refused(capsys, SLIPSTREAM_PARALLEL="0").endswith("(from SLIPSTREAM_PARALLEL)")
     path = tmp_path / "a.toml"
     path.write_text('parallel = "4"')
-    assert f"--parallel (from {path}): Input should be a valid integer" in refused(
+    assert f'--parallel "4" (from {path}): Input should be a valid integer' in refused(
         capsys, "--config", str(path)
     )
     path.write_text("parallel = true")
@@ -156,6 +159,36 @@ def test_the_wrong_value_is_traced_to_its_source(capsys: pytest.CaptureFixture[s
 
 def test_empty_variables_are_unset() -> None:
     assert read(SLIPSTREAM_API_KEY="", SLIPSTREAM_CTX_SIZE="").ctx_size is None
+
+
+def test_a_key_of_the_wrong_kind_is_not_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text('api-key = ["secret"]')
+    assert refused(capsys, "--config", str(path)).startswith(f"--api-key (from {path}): ")
+
+
+@pytest.mark.parametrize("name", ["SLIPSTREAM", "SLIPSTREAM_CANARY"])
+def test_what_kubernetes_tells_of_a_service_is_no_setting(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Of one that has the server's name, in every container beside it."""
+    at, port = "tcp://10.0.0.1:8080", f"{name}_PORT_8080_TCP"
+    told = {
+        f"{name}_SERVICE_HOST": "10.0.0.1",
+        f"{name}_SERVICE_PORT": "8080",
+        f"{name}_SERVICE_PORT_HTTP": "8080",
+        f"{name}_PORT": at,
+        port: at,
+        f"{port}_PROTO": "tcp",
+        f"{port}_PORT": "8080",
+        f"{port}_ADDR": "10.0.0.1",
+    }
+    assert read(**told) == Settings(model="x")
+    assert read(**(told | {"SLIPSTREAM_PORT": "81", "SLIPSTREAM_PARALLEL": "2"})).port == 81
+    unknown = refused(capsys, **told, SLIPSTREAM_SERVICE="1")
+    assert unknown.startswith("unknown environment variable SLIPSTREAM_SERVICE")
+    del told[f"{name}_SERVICE_HOST"]
+    assert f"environment variable {name}_SERVICE_PORT" in refused(capsys, **told)
 
 
 def test_a_model_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
