@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -240,7 +241,7 @@ def _messages(prompt: str) -> Iterator[str]:
 def _client(settings: Settings, url: str | None) -> httpx.Client:
     """A client of the server at `url`, or at the address that the settings mean."""
     keys = sorted(keys_of(settings))
-    headers = {"authorization": f"Bearer {keys[0]}"} if keys else {}
+    headers = {b"authorization": os.fsencode(f"Bearer {keys[0]}")} if keys else {}
     timeout = httpx.Timeout(_READ_S, connect=_CONNECT_S)
     path = unix_path(settings.host)
     if url is None and path is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import stat
 from pathlib import Path
 
@@ -71,7 +72,7 @@ class Auth:
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...], public: frozenset[str]) -> None:
         self.app = app
-        self.digests = tuple(_digest(key) for key in keys)
+        self.digests = tuple(_digest(os.fsencode(key)) for key in keys)
         self.public = public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,11 +87,17 @@ class Auth:
     def _tenant(self, headers: Headers) -> str | None:
         offered = headers.get("authorization") or headers.get("x-api-key") or ""
         scheme, _, token = offered.partition(" ")
-        key = (token if scheme.lower() == "bearer" else offered).strip()
-        digest = _digest(key)
+        # Other spaces are, as this text is read, the ends of other characters.
+        key = (token if scheme.lower() == "bearer" else offered).strip(" \t")
+        digest = _digest(key.encode("latin-1"))
         found = [mine for mine in self.digests if hmac.compare_digest(mine, digest)]
         return found[0].hex()[:16] if found else None
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "replace")).digest()
+def _digest(key: bytes) -> bytes:
+    """Of a key in UTF-8, which is what most clients send; bytes that are none are Latin-1, as browsers have it."""
+    try:
+        key.decode("utf-8")
+    except UnicodeDecodeError:
+        key = key.decode("latin-1").encode("utf-8")
+    return hashlib.sha256(key).digest()

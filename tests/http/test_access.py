@@ -76,6 +76,16 @@ def test_public_paths(locked: Served, path: str) -> None:
     assert locked.http.head(path).status_code == 200
 
 
+def test_keys_may_have_any_characters() -> None:
+    """Clients send UTF-8; browsers and some libraries Latin-1 where it has the characters."""
+    with served(api_key="clé, шà, \udcff\udcfe") as server:
+        for key in ("clé".encode(), "clé".encode("latin-1"), "шà".encode(), b"\xff\xfe"):
+            for headers in ({"authorization": b"Bearer " + key}, {"x-api-key": key}):
+                assert server.http.get("/props", headers=headers).status_code == 200
+        for key in (b"cle", "клé".encode(), "шà".encode()[:-1], b"\xff", b"?\xc3\xa0", b"cl?"):
+            assert server.http.get("/props", headers={"x-api-key": key}).status_code == 401
+
+
 def test_every_key_is_compared(locked: Served) -> None:
     with mock.patch("hmac.compare_digest", wraps=hmac.compare_digest) as compared:
         locked.http.get("/props", headers={"x-api-key": "alpha"})

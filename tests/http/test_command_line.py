@@ -282,9 +282,9 @@ def test_tokens_have_the_colour_of_their_drafter() -> None:
 def test_a_key_and_a_prefix_reach_the_server(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with served(api_key="secret", api_prefix="/llm") as server:
+    with served(api_key="sécret", api_prefix="/llm") as server:
         where = ["--port", str(server.port), "--api-prefix", "/llm"]
-        assert talked(monkeypatch, "hello\n", *where, "--api-key", "secret") == 0
+        assert talked(monkeypatch, "hello\n", *where, "--api-key", "sécret") == 0
         assert "w0 w1" in capsys.readouterr().out
         assert talked(monkeypatch, "hello\n", *where, "--api-key", "wrong") == 1
         assert "key" in capsys.readouterr().err
