@@ -60,8 +60,11 @@ def _check_template(settings: Settings) -> None:
 
 
 def _check_drafters(names: str) -> None:
-    """Raises `SettingError` for a name that is no drafter's."""
-    for name in (word.strip() for word in names.split(",")):
+    """Raises `SettingError` for a name that is no drafter's, and for drafters beside none."""
+    asked = [word.strip() for word in names.split(",")]
+    if NO_DRAFTER in asked and len(asked) > 1:
+        raise SettingError("spec_type", names, f"{NO_DRAFTER} must stand alone")
+    for name in asked:
         if name not in (*DRAFTERS, *TEST_DRAFTERS, NO_DRAFTER, ALL_DRAFTERS):
             offered = ", ".join((*DRAFTERS, NO_DRAFTER, ALL_DRAFTERS))
             hint = did_you_mean(name, (*DRAFTERS, NO_DRAFTER, ALL_DRAFTERS))

@@ -83,7 +83,8 @@ def _options() -> tuple[Option, ...]:
 
 OPTIONS = _options()
 BY_NAME = {one.name: one for one in OPTIONS}
-BY_ENV = {one.env: one for one in OPTIONS}
+OTLP_ENV = "OTEL_EXPORTER_OTLP_ENDPOINT"  # OpenTelemetry's own name for --otlp-endpoint
+BY_ENV = {OTLP_ENV: BY_NAME["otlp_endpoint"]} | {one.env: one for one in OPTIONS}
 
 
 def merged(
@@ -138,7 +139,9 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     named = {name: text for name, text in environ.items() if name.startswith(PREFIX) and text}
     host = "SERVICE_HOST"
     services = [name.removesuffix(host) for name in named if name.endswith(f"_{host}")]
-    return {
+    # First, so that our own name of the same setting wins.
+    others = {name: text for name in (OTLP_ENV,) if (text := environ.get(name))}
+    return others | {
         name: text
         for name, text in named.items()
         if not any(name.startswith(one) and _tells(name.removeprefix(one), text) for one in services)

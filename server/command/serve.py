@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import uvicorn
 
@@ -32,6 +32,7 @@ from slipstream.server.http.auth import keys_of, open_to_others
 from slipstream.server.http.connection import connection
 from slipstream.server.http.gate import Gate
 from slipstream.server.http.limits import is_loopback, unix_path
+from slipstream.server.images.media_folder import check_folder
 from slipstream.server.openai.formats.reading import Knowing, Known
 from slipstream.server.report.logs import Form, form_of, logger
 from slipstream.server.report.pulse import pulse
@@ -111,6 +112,7 @@ def run(settings: Settings, load: Load, notify: Notify = systemd.silent) -> int:
     """
     try:
         _check_certificate(settings)
+        check_folder(settings.media_path)
         life = _Life(settings, notify)
     except SettingError as error:
         log.error("cannot_start", reason=str(error))
@@ -124,10 +126,20 @@ def _check_certificate(settings: Settings) -> None:
     if settings.ssl_cert_file is None or settings.ssl_key_file is None:
         return
     try:
-        ssl.create_default_context().load_cert_chain(settings.ssl_cert_file, settings.ssl_key_file)
+        # Without the last argument OpenSSL asks on the terminal, and waits there.
+        context = ssl.create_default_context()
+        context.load_cert_chain(
+            settings.ssl_cert_file, settings.ssl_key_file, partial(_refuse_locked, settings)
+        )
     except OSError as error:
         reason = f"does not load together with --ssl-key-file: {error.strerror or error}"
         raise SettingError("ssl_cert_file", settings.ssl_cert_file, reason) from error
+
+
+def _refuse_locked(settings: Settings) -> NoReturn:
+    """What is asked for the password of a key."""
+    reason = "the key is encrypted; write it without a password: openssl pkey -in FILE -out NEW_FILE"
+    raise SettingError("ssl_key_file", settings.ssl_key_file, reason)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

@@ -18,7 +18,6 @@ from slipstream.server.command.foreign_flags import Foreign
 from slipstream.server.http import limits
 
 CONFIG_ENV = PREFIX + "CONFIG"
-OTLP_ENV = "OTEL_EXPORTER_OTLP_ENDPOINT"  # OpenTelemetry's own name for --otlp-endpoint
 _METAVARS = {int: "N", int | None: "N", float: "X", float | None: "X"}
 _SOURCES = (
     f"Each setting can also be given as {PREFIX}NAME in the environment, or as name = value in a TOML file (--config)."
@@ -216,8 +215,6 @@ def _settings(
     """The settings of these flags and the other sources, checked. Exits with status 2 if any is unknown or wrong."""
     named = variables(environ)
     config = flags.get("config", named.pop(CONFIG_ENV, None))
-    if environ.get(OTLP_ENV):
-        named.setdefault(BY_NAME["otlp_endpoint"].env, environ[OTLP_ENV])
     origins: dict[str, str] = {}
     try:
         flags = {name: value for name, value in flags.items() if name != "config"}

@@ -22,6 +22,7 @@ from slipstream.server.http.error_table import not_found, too_large, too_slow, t
 
 PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 ORIGIN = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
+COLLECTOR = re.compile(r"https?://[^/?#\s]", re.IGNORECASE)
 LEAST_BYTES_PER_S = 1 << 14  # of a long body: 16 KiB/s, which a slow mobile link still has
 
 
@@ -61,6 +62,10 @@ def check(settings: Settings) -> None:
         absent, given = ("key", "cert") if settings.ssl_key_file is None else ("cert", "key")
         reason = f"--ssl-{absent}-file is needed too"
         raise SettingError(f"ssl_{given}_file", getattr(settings, f"ssl_{given}_file"), reason)
+    if settings.otlp_endpoint and not COLLECTOR.match(settings.otlp_endpoint):
+        reason = "must be an http or https address, as in http://localhost:4318"
+        shown = settings.otlp_endpoint.rpartition("@")[2]  # without a password
+        raise SettingError("otlp_endpoint", shown, reason)
     if unix_path(settings.host) == "":
         raise SettingError("host", settings.host, "a path is needed after unix:")
 

@@ -7,12 +7,19 @@ import stat
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from slipstream.engine.errors import SettingError
 from slipstream.server.images.image_part import ImageRefused
 from slipstream.server.images.remote_image import MOST_BYTES
 
 _ABSENT = "there is no image file of this name below --media-path"  # whatever the reason: nobody learns what there is
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC  # nobody waits for a pipe's writer
+
+
+def check_folder(folder: str | None) -> None:
+    """Raises `SettingError` for a folder that is not there or cannot be read; None and an empty name are none."""
+    if folder and not (os.path.isdir(folder) and os.access(folder, os.R_OK | os.X_OK)):
+        raise SettingError("media_path", folder, "must be a folder that can be read")
 
 
 def read_file(address: str, folder: str | None) -> bytes:

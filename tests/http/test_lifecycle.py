@@ -298,6 +298,11 @@ def test_a_host_that_is_not_ours(host: str, caplog: pytest.LogCaptureFixture) ->
     assert told["reason"].startswith("--port 0: " if host[0] == "2" else f"--host {host}: ")
 
 
+def test_a_folder_of_images_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
+    assert run(Settings(model="x", port=0, media_path="/no/such"), load) == 3
+    assert logged(caplog, "cannot_start")[0]["reason"].startswith("--media-path /no/such: ")
+
+
 def test_a_store_of_responses_that_cannot_be_opened(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     other = tmp_path / "notes.txt"
     other.write_text("no database at all, but a text that is longer than the head of one\n" * 9)

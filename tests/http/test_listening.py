@@ -16,6 +16,12 @@ from unittest.mock import Mock
 import httpx
 import pytest
 import trustme
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from slipstream.engine.errors import SettingError
 from slipstream.engine.settings import Settings
@@ -176,6 +182,14 @@ def test_wrong_certificates_end_the_start(
             assert run(Settings(model="x", port=0, **{**files, name: str(wrong)}), load) == 3
             (told,) = logged(caplog, "cannot_start")
             assert "--ssl-cert-file" in told["reason"]
+    caplog.clear()
+    plain = load_pem_private_key(Path(files["ssl_key_file"]).read_bytes(), None)
+    locked = tmp_path / "locked.pem"
+    form = Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")
+    locked.write_bytes(plain.private_bytes(*form))
+    assert run(Settings(model="x", port=0, **{**files, "ssl_key_file": str(locked)}), load) == 3
+    (told,) = logged(caplog, "cannot_start")
+    assert told["reason"].startswith(f"--ssl-key-file {locked}: the key is encrypted")
     for name, other in (("ssl_key_file", "--ssl-cert-file"), ("ssl_cert_file", "--ssl-key-file")):
         with pytest.raises(SettingError, match=f"{other} is needed too"):
             check(Settings(model="x", **{name: "one.pem"}))

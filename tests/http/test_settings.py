@@ -129,6 +129,11 @@ def test_unknown_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
         (["--cors-origins", "*"], "--cors-origins *: is neither localhost nor an exact origin"),
         (["--ssl-key-file", "k"], "--ssl-key-file k: --ssl-cert-file is needed too"),
         (["--ssl-cert-file", "c"], "--ssl-cert-file c: --ssl-key-file is needed too"),
+        (["--otlp-endpoint", "foo"], "--otlp-endpoint foo: must be an http or https address"),
+        (["--otlp-endpoint", "grpc://foo:4317"], "must be an http or https address"),
+        (["--otlp-endpoint", "me:secret@foo"], "--otlp-endpoint foo: must"),
+        (["--otlp-endpoint", "http:///x"], "must be an http or https address"),
+        (["--spec-type", "none,suffix"], "--spec-type none,suffix: none must stand alone"),
         (["--host", "unix:"], "a path is needed after unix:"),
         (["-to", "0"], "--timeout 0.0: must be at least 0.1"),
         (["--log-format", "xml"], "must be one of auto, json, text"),
@@ -148,6 +153,8 @@ def test_bytes_that_are_no_text_are_refused_in_what_clients_see(capsys: pytest.C
 
 def test_the_wrong_value_is_traced_to_its_source(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert refused(capsys, SLIPSTREAM_PARALLEL="0").endswith("(from SLIPSTREAM_PARALLEL)")
+    collector = "OTEL_EXPORTER_OTLP_ENDPOINT"
+    assert refused(capsys, **{collector: "foo"}).endswith(f"(from {collector})")
     path = tmp_path / "a.toml"
     path.write_text('parallel = "4"')
     assert f'--parallel "4" (from {path}): Input should be a valid integer' in refused(

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.engine.errors import SettingError
 from slipstream.server.images.image_part import ImageRefused
-from slipstream.server.images.media_folder import read_file
+from slipstream.server.images.media_folder import check_folder, read_file
 from slipstream.server.images.remote_image import MOST_BYTES
 
 PATIENCE_S = 30.0
@@ -35,6 +36,14 @@ def refused(address: str, folder: Path | str | None) -> str:
     with pytest.raises(ImageRefused) as error:
         read_file(address, None if folder is None else str(folder))
     return str(error.value)
+
+
+def test_the_folder_must_be_there(media: Path) -> None:
+    for one in (None, "", str(media)):
+        check_folder(one)
+    for absent in (media / "no", media / "cat.png"):
+        with pytest.raises(SettingError, match=f"^--media-path {absent}: must be a folder that can be read$"):
+            check_folder(str(absent))
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,13 @@ from slipstream.engine.settings_check import check
 from slipstream.engine.speculate.registry import BY_NAME, DRAFTERS
 
 
+def test_none_is_no_drafter_among_others() -> None:
+    check(Settings(spec_type="none"))
+    for names in ("none,suffix", "suffix, none", "auto,none"):
+        with pytest.raises(SettingError, match=f"^--spec-type {names}: none must stand alone$"):
+            check(Settings(spec_type=names))
+
+
 @pytest.mark.parametrize(
     ("word", "hint"),
     [

@@ -285,13 +285,16 @@ def read_rope(fields: Fields, d_head: int, kind_of_layer: str | None = None) -> 
     if kind not in SCALINGS:
         raise given.refuse(key, f"must be one of {', '.join(SCALINGS)}")
     theta = (given if given.has("rope_theta") else fields).positive("rope_theta", 10000.0)
-    partial = (given if given.has("partial_rotary_factor") else fields).positive("partial_rotary_factor", 1.0)
+    where = given if given.has("partial_rotary_factor") else fields
+    partial = where.positive("partial_rotary_factor", 1.0)
+    if partial > 1:
+        raise where.refuse("partial_rotary_factor", "must be at most 1")
     # A proportional rotation pairs dimensions over the whole head, and lets only some of the pairs turn.
     n_dims = d_head if kind == "proportional" else int(d_head * partial)
-    if partial > 1 or n_dims % 2 or n_dims == 0:
+    if n_dims % 2 or n_dims == 0:
         raise UnsupportedModel(
             f"{fields.where}: head_dim {d_head} with partial_rotary_factor {partial}: "
-            f"{n_dims} rotated dimensions, must be even and at most head_dim"
+            f"{n_dims} rotated dimensions, must be even and above 0"
         )
     sections, interleaved = read_sections(given, n_dims // 2)
     plain = RopeSpec(kind=kind, theta=theta, n_dims=n_dims, sections=sections, interleaved=interleaved)

@@ -53,9 +53,12 @@ class Fields:
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number."""
         value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self.refuse(key, "must be a finite number")
-        return float(value)
+        try:
+            if not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value):
+                return float(value)
+        except OverflowError:  # a whole number beyond all floats
+            pass
+        raise self.refuse(key, "must be a finite number")
 
     def positive(self, key: str, default: float | None = None) -> float:
         """A finite number above 0."""
