@@ -159,6 +159,7 @@ class Shape:
             parameter=re.compile(rf"\s*{as_regex(inner.open.strip())}{key}{middle}{value}{close}", re.DOTALL),
             parameter_end=inner.close.strip(),
             foot=re.compile(rf"\s*(?:{as_regex(region.foot.strip())})?\s*\Z"),
+            foot_start=re.split(rf"[\s{ID}{COUNT}]", region.foot.strip(), maxsplit=1)[0],
         )
 
 

@@ -17,6 +17,7 @@ TAGS = Tags(
     parameter=re.compile(rf"\s*{KEY}(?P<key>.*?){KEY_END}\s*{VALUE}(?P<value>.*?){VALUE_END}", re.DOTALL),
     parameter_end=VALUE_END,
     foot=re.compile(r"\s*\Z"),
+    foot_start="",
 )
 
 

@@ -42,8 +42,8 @@ def _template(format_: Format, *, with_calls: bool) -> Any:
             fields[CALL]["close"] = format_.calls.close
             fields[STRAY] = {"open": format_.calls.close, "close_pattern": AT_ONCE}
     dropped = [*format_.around, *(format_.between if with_calls and format_.calls else ())]
-    if dropped:
-        fields[BETWEEN] = {"open": dropped, "close_pattern": AT_ONCE}
+    for marker in dropped:  # a field each, as its name is all that an event tells of a marker
+        fields[BETWEEN + marker] = {"open": marker, "close_pattern": AT_ONCE}
     return compiled(fields)
 
 
@@ -102,8 +102,8 @@ class Parser(ReplyParser):
                 yield from self._call(kind, text, at_end=at_end)
             elif field == STRAY and kind == OPENS:
                 yield from self._closed()
-            elif field == BETWEEN and kind == OPENS:
-                self._content.drop()
+            elif field.startswith(BETWEEN) and kind == OPENS:
+                yield from self._dropped(field.removeprefix(BETWEEN))
 
     def _thought(self, kind: str, text: str, *, at_end: bool) -> Iterator[Piece]:
         self.is_thinking = kind != CLOSES
@@ -151,6 +151,13 @@ class Parser(ReplyParser):
         else:
             reader, self._reader = self._reader, None
             yield from self._called(reader.close(marker))
+
+    def _dropped(self, marker: str) -> Iterator[Piece]:
+        """Leave out a marker that says nothing. Inside a string of the arguments it is text."""
+        if self._reader and self._reader.in_string:
+            yield from self._called(self._reader.feed(marker))
+        else:
+            self._content.drop()
 
     def _called(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
         for piece in pieces:

@@ -16,6 +16,7 @@ TAGS = Tags(
     parameter=re.compile(r"\s*<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>", re.DOTALL),
     parameter_end="</parameter>",
     foot=re.compile(r"\s*(?:</function>)?\s*\Z"),
+    foot_start="</function>",
 )
 
 

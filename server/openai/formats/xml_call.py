@@ -1,6 +1,8 @@
 """The reader of calls written as tags, a tag per parameter. Tags have no types, so a value is read by its schema.
 
-Arguments become JSON at the end of each parameter; until then nothing of the parameter is put out.
+Arguments become JSON at the end of each parameter; until then nothing of the parameter is put out. Tags cannot be
+quoted, so a value may hold some as text, as a file about calls does: an end tag ends a parameter only where what comes
+behind it may stand there.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from slipstream.server.openai.formats.format import CallArguments, CallEnd, Call
 from slipstream.server.openai.formats.json_call import NAME
 
 PYTHON = re.compile(r"'((?:[^'\\]|\\.)*)'|\"(?:[^\"\\]|\\.)*\"|True|False|None", re.DOTALL)
+SPACE = re.compile(r"\s*")
 IN_QUOTES = re.compile(r'\\.|"', re.DOTALL)
+MOST_FOOT = 256  # characters, with the white space around it
 WORDS = {"True": True, "False": False, "None": None}  # models also write these as Python does
 KINDS: dict[str, type | tuple[type, ...]] = {
     "boolean": bool,
@@ -36,6 +40,7 @@ class Tags:
     parameter: re.Pattern[str]
     parameter_end: str
     foot: re.Pattern[str]  # what may follow the last parameter
+    foot_start: str  # what a foot begins with; empty if there is none
 
 
 class XmlCall:
@@ -46,36 +51,39 @@ class XmlCall:
         self._tools = tools
         self._marker = marker
         self._text = ""  # not read yet
-        self._seen = 0  # no end of a parameter begins before here
+        self._seen = 0  # the parameter's end does not begin before here
+        self._is_begun = False  # a parameter has begun
         self._name: str | None = None
         self._n_told = 0
         self._failed = False
 
     @property
     def in_string(self) -> bool:
-        return False  # the dialects have no way to quote their own tags
+        """Whether a parameter has begun and not ended. Behind a foot it was only left without its end tag."""
+        self._is_begun = self._is_begun or self._begins()
+        if self._failed or not self._is_begun:
+            return False
+        has_end = self._text[self._seen :].rstrip() == self._tags.parameter_end
+        foot = self._tags.foot.search(self._text, max(0, len(self._text) - MOST_FOOT))
+        return not has_end and not (foot and foot[0].strip())
 
     def feed(self, text: str) -> Iterator[Piece]:
         if self._failed:
             yield Content(text)
             return
         self._text += text
-        while not self._failed:
-            end = self._text.find(self._tags.parameter_end, self._seen)
-            if end < 0:
-                self._seen = max(0, len(self._text) - len(self._tags.parameter_end) + 1)
-                return
-            yield from self._parameter(end + len(self._tags.parameter_end))
+        while not self._failed and (end := self._end()) is not None:
+            yield from self._parameter(end)
 
     def close(self, marker: str) -> Iterator[Piece]:
+        yield from self._last(marker)
         rest = self._text
         if self._failed:
             yield Content(marker)
         elif self._n_told:
-            is_foot = self._tags.foot.fullmatch(rest) is not None
-            if marker or (is_foot and rest.strip()):  # else the reply was cut, and so is the call
+            if marker or self._is_over(rest):  # else the reply was cut, and so is the call
                 yield from self._ended()
-            if not is_foot:
+            if not self._tags.foot.fullmatch(rest):
                 yield Content(rest + marker)
         else:
             foot = self._tags.foot.search(rest)
@@ -87,6 +95,44 @@ class XmlCall:
             else:
                 yield CallStart(name)
                 yield from self._ended()
+
+    def _begins(self) -> bool:
+        """Whether a parameter has begun: it would be whole if its end came now."""
+        start = max(0, self._text.find(self._tags.parameter_start)) if self._name is None else 0
+        name = self._name or self._named(self._text[:start])
+        whole = self._text[start:] + self._tags.parameter_end
+        return name is not None and self._tags.parameter.fullmatch(whole) is not None
+
+    def _end(self) -> int | None:
+        """Where the first parameter of the text ends; None if that is not known yet."""
+        tag = self._tags.parameter_end
+        while (found := self._text.find(tag, self._seen)) >= 0:
+            is_end = self._is_end(found + len(tag))
+            self._seen = found if is_end is None else found + len(tag)
+            if is_end is not False:
+                return self._seen if is_end else None
+        self._seen = max(self._seen, len(self._text) - len(tag) + 1)
+        return None
+
+    def _is_end(self, end: int) -> bool | None:
+        """Whether the end tag up to `end` is a parameter's; None if what comes behind it is not known yet."""
+        space = SPACE.match(self._text, end)
+        assert space is not None  # it may be empty
+        wanted = [one for one in (self._tags.parameter_start, self._tags.foot_start) if one]
+        parts = [(one, self._text[space.end() : space.end() + len(one)]) for one in wanted]
+        if any(part == one for one, part in parts):
+            return True
+        return None if any(one.startswith(part) for one, part in parts) else False
+
+    def _last(self, marker: str) -> Iterator[Piece]:
+        """Read the parameter that the call has ended or was cut in, if an end tag shows where it may end."""
+        head, tag, rest = self._text.rpartition(self._tags.parameter_end)
+        if tag and (marker or not rest.strip() or self._is_over(rest)):
+            yield from self._parameter(len(head + tag))
+
+    def _is_over(self, rest: str) -> bool:
+        """Whether the text behind the last parameter says that the call has ended."""
+        return rest.strip() != "" and self._tags.foot.fullmatch(rest) is not None
 
     def _parameter(self, end: int) -> Iterator[Piece]:
         """Read the parameter that ends at `end`, and the call's name before its first parameter."""
@@ -103,6 +149,7 @@ class XmlCall:
         yield CallArguments(f"{', ' if self._n_told else '{'}{json.dumps(found['key'])}: {value}")
         self._n_told += 1
         self._text, self._seen, self._marker = self._text[end:], 0, ""
+        self._is_begun = False
 
     def _fail(self) -> Iterator[Piece]:
         """Give up: what is left becomes content. A call that has begun ends with the parameters it has."""
@@ -110,6 +157,7 @@ class XmlCall:
         if self._n_told:
             yield from self._ended()
         yield Content(self._marker + self._text)
+        self._text = ""
 
     def _ended(self) -> Iterator[Piece]:
         yield CallArguments("}" if self._n_told else "{}")

@@ -1,0 +1,140 @@
+"""Replies that are not quite in their format, and values that hold the format's markers: what can be told is told, and
+arguments of a call that is told as ended are JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from slipstream.engine.text.tokenizer import Tokenizer
+from slipstream.server.openai.formats.format import CallEnd, CallStart, Content, Format, Tool, joined
+from slipstream.server.openai.formats.known import BY_NAME
+from slipstream.server.openai.formats.parser import Parser
+from slipstream.server.openai.formats.reading import parser_of
+from tests.unit.test_derived_formats import DEMO, call, found, reply
+from tests.unit.test_formats import calls_of, sum_of
+
+STRING = {"type": "string"}
+WRITE = Tool("write", {"type": "object", "properties": {"path": STRING, "content": STRING}})
+TOOLS = {one.name: one for one in (WRITE, Tool("ping", {"type": "object", "properties": {}}))}
+
+
+def pieces(name: str, parts: Sequence[str], tail: str = "", **more: Any) -> list[Any]:
+    """What the parts of a reply are told as, neighbours joined."""
+    parser = parser_of(BY_NAME[name], TOOLS, tail, **more)
+    return joined([*(piece for part in parts for piece in parser.feed(part)), *parser.finish()])
+
+
+def read(format_: Format, parts: Sequence[str]) -> list[Any]:
+    parser = Parser(format_, TOOLS, "")
+    return joined([*(piece for part in parts for piece in parser.feed(part)), *parser.finish()])
+
+
+def written(name: str, arguments: dict[str, str]) -> str:
+    """A call of `write` in a format of tags."""
+    if name == "glm":
+        inner = "".join(
+            f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in arguments.items()
+        )
+        return f"<tool_call>write\n{inner}</tool_call>"
+    inner = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+    return f"<tool_call>\n<function=write>\n{inner}</function>\n</tool_call>"
+
+
+MARKED = [
+    *(("qwen3-coder", mark) for mark in ("</tool_call>", "</parameter>", "</function>", "<tool_call>")),
+    ("qwen3-coder", "<parameter=x>1</parameter> or </tool_call> <tool_call> </tool_call>"),
+    ("qwen3-coder", "<function=f> </function> or </tool_call>"),
+    ("glm", "</tool_call>"),
+    ("glm", "</arg_value>"),
+]
+MARKED_DERIVED = [
+    *(("a tag for each parameter", mark) for mark in ("</invoke>", "</parameter>", "</invoke>\n</m:calls>")),
+    ("tagged keys and values", "</call:x>"),
+    ("tagged keys and values", "</value:x> or </call:x> <call:x>"),
+    ("a type in each tag", "<|close|>call<|sep|>"),
+    ("values on lines of their own", "</call>"),
+    ("values on lines of their own", "</parameter>"),
+]
+
+
+def holds(format_: Format, text: str, arguments: dict[str, str]) -> None:
+    """Whether the text is read as a call of `write`, however it is split, and as none that has ended if it is cut."""
+    whole = read(format_, [text])
+    assert [(name, json.loads(told)) for name, told in calls_of(whole)] == [("write", arguments)]
+    assert sum_of(whole, Content) == ""
+    assert isinstance(whole[-1], CallEnd)
+    assert read(format_, list(text)) == whole
+    for i in range(1, len(text)):
+        assert read(format_, [text[:i], text[i:]]) == whole, i
+        for name, told in calls_of(ended(read(format_, [text[:i]]))):
+            assert (name, json.loads(told)) == ("write", arguments), i
+
+
+def ended(told: Sequence[Any]) -> Sequence[Any]:
+    """The pieces if their call has ended, else nothing."""
+    return told if any(isinstance(one, CallEnd) for one in told) else []
+
+
+@pytest.mark.parametrize(("name", "mark"), MARKED)
+def test_markers_in_parameters_are_text(name: str, mark: str) -> None:
+    for arguments in ({"path": "a", "content": f"END = '{mark}'\nprint(END)\n"}, {"content": f"{mark} b"}):
+        holds(BY_NAME[name], written(name, arguments), arguments)
+
+
+@pytest.mark.parametrize(("name", "mark"), MARKED_DERIVED)
+def test_markers_in_parameters_of_a_template_are_text(name: str, mark: str) -> None:
+    tokenizer = Tokenizer(DEMO)
+    arguments = {"path": "a", "content": f"END = '{mark}'\nprint(END)\n"}
+    holds(found(name, tokenizer), reply(name, tokenizer, call("write", arguments)), arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments", "content"),
+    [
+        ("qwen3-coder", "<parameter=path>a</parameter></function>", {"path": "a"}, ""),
+        ("qwen3-coder", "<parameter=path>\na\n</parameter>\n", {"path": "a"}, ""),
+        (
+            "qwen3-coder",
+            "<parameter=path>\na\n</parameter>\noops</function>",
+            {"path": "a"},
+            "oops</function></tool_call>",
+        ),
+        (
+            "qwen3-coder",
+            "<parameter=path>\na\n</parameter>\n<parameter=content>\nb\n</function>\n",
+            {"path": "a"},
+            "<parameter=content>\nb\n</function>\n</tool_call>",
+        ),
+        (
+            "qwen3-coder",
+            "<parameter=path>\na\n<parameter=content>\nb\n</parameter>\n</function>\n",
+            {"path": "a\n<parameter=content>\nb"},
+            "",
+        ),
+    ],
+)
+def test_tags_that_are_missing(name: str, text: str, arguments: dict[str, str], content: str) -> None:
+    text = f"<tool_call>\n<function=write>\n{text}</tool_call>"
+    for parts in ([text], list(text)):
+        told = pieces(name, parts)
+        assert [(one, json.loads(said)) for one, said in calls_of(told)] == [("write", arguments)]
+        assert sum_of(told, Content) == content
+        assert ended(told)
+
+
+def test_a_call_follows_one_without_an_end_tag() -> None:
+    faulty = "<tool_call>\n<function=write>\n<parameter=path>\na\n</function>\n</tool_call>"
+    told = pieces("qwen3-coder", [f"{faulty}\n{written('qwen3-coder', {'path': 'b'})}"])
+    assert calls_of(told) == [("write", '{"path": "b"}')]
+    assert sum_of(told, Content) == faulty
+
+
+def test_a_parameter_is_told_when_the_next_one_begins() -> None:
+    parser = parser_of(BY_NAME["qwen3-coder"], TOOLS, "")
+    parser.feed("<tool_call>\n<function=write>\n<parameter=path>\na\n</parameter>\n")
+    assert [type(one) for one in parser.feed("<parameter=")][:1] == [CallStart]
