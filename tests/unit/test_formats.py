@@ -394,11 +394,24 @@ def test_calls_beyond_the_wanted_are_not_told() -> None:
         ("x", {}, "x"),
         ("3", {}, 3),
         ("3", {"enum": ["3", "4"]}, "3"),
+        ("3", {"const": "3"}, "3"),
+        ("3", {"const": 3}, 3),
+        ("3", {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "string"}}}, "3"),
+        ("3", {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"enum": ["3"]}}}, "3"),
+        ("3", {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}], "$defs": {"a": {"type": "string"}}}, "3"),
+        ("null", {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}], "$defs": {"a": {"const": "x"}}}, None),
+        ("3", {"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"type": "string"}}}, "3"),
+        ("3", {"allOf": [{"type": ["string", "integer"]}, {"type": ["string", "null"]}]}, "3"),
+        ("3", {"allOf": [{"type": "number"}, {"type": "integer"}]}, 3),
+        ("3", {"$ref": "#/$defs/missing"}, 3),
+        ("3", {"$ref": "other.json#/$defs/a", "$defs": {"a": {"type": "string"}}}, 3),
+        ("3", {"$ref": "#"}, 3),
+        ("3", {"type": "string", "anyOf": [{"$ref": "#"}, {"allOf": [{"$ref": "#"}]}]}, "3"),
         ("[" * 100_000, {}, "[" * 100_000),
     ],
 )
 def test_parameters_are_read_by_their_schema(text: str, schema: dict[str, Any], value: Any) -> None:
-    assert json.loads(as_json(text, schema)) == value
+    assert json.loads(as_json(text, schema, schema)) == value
 
 
 # What chat templates of the families say, in a few words.
@@ -630,6 +643,35 @@ def test_references_stay_those_of_the_tool(vocabulary: Tokenizer) -> None:
         assert accepts(grammar, text.format("a", "1"), vocabulary)
         assert accepts(grammar, text.format("b", "true"), vocabulary)
         assert not accepts(grammar, text.format("a", "true"), vocabulary)
+
+
+def test_strings_that_are_listed_elsewhere_are_forced_without_quotes(vocabulary: Tokenizer) -> None:
+    properties = {
+        "a": {"$ref": "#/$defs/mode"},
+        "b": {"allOf": [{"$ref": "#/$defs/mode"}]},
+        "c": {"const": "2"},
+    }
+    schema = {"type": "object", "properties": properties, "required": ["a", "b", "c"]}
+    tool = Tool("f", {**schema, "$defs": {"mode": {"enum": ["1", "2"]}}})
+    grammar = known_of(BY_NAME["glm"], vocabulary).forced([tool], many=False)
+
+    def written(*values: str) -> str:
+        pairs = zip("abc", values, strict=True)
+        inner = "".join(f"<arg_key>{k}</arg_key><arg_value>{v}</arg_value>" for k, v in pairs)
+        return f"<tool_call>f{inner}</tool_call>"
+
+    assert accepts(grammar, written("1", "2", "2"), vocabulary)
+    told = calls_of(pieces("glm", [written("1", "2", "2")], tools={"f": tool}))
+    assert told == [("f", '{"a": "1", "b": "2", "c": "2"}')]
+    for wrong in (("3", "2", "2"), ("1", "3", "2"), ("1", "2", "1"), ('"1"', "2", "2")):
+        assert not accepts(grammar, written(*wrong), vocabulary)
+
+
+def test_schemas_without_an_end_are_read() -> None:
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(3000):
+        deep = {"anyOf": [deep, {"$ref": "#"}, {"$ref": "#/anyOf"}]}
+    assert as_json("3", deep, deep) == "3"
 
 
 # What the demo models were trained on; their template may have grown, but not for a conversation without tools.

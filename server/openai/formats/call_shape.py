@@ -24,7 +24,8 @@ from slipstream.server.openai.formats.enforce import (
 from slipstream.server.openai.formats.format import Calls, Format, Mark, Reader, Tool, Tools
 from slipstream.server.openai.formats.json_call import HeadedJson, JsonCalls, Keys
 from slipstream.server.openai.formats.schemas import choices_of
-from slipstream.server.openai.formats.xml_call import Tags, XmlCall, types_of
+from slipstream.server.openai.formats.value_types import types_of
+from slipstream.server.openai.formats.xml_call import Tags, XmlCall
 
 ID, COUNT = "\ue000", "\ue001"  # holes: an id, a number
 IN_HOLE = {ID: r"[\w.:-]*", COUNT: r"\d*"}
@@ -197,7 +198,7 @@ class Enforced:
 
         def tag(key: str) -> str:
             schema = schema_of(tool, key)
-            kinds = types_of(schema)
+            kinds = types_of(schema, tool.parameters)
             middle = dict(inner.middles)[next(iter(kinds)) if len(kinds) == 1 else "object"]
             # White space before a token counts as part of a free text.
             is_free = (

@@ -16,11 +16,13 @@ from slipstream.server.openai.formats.schemas import (
     check_members,
     choices_of,
     members_of,
+    parameter_of,
     refuse_others,
     required_of,
+    resolved,
     text_body,
 )
-from slipstream.server.openai.formats.xml_call import types_of
+from slipstream.server.openai.formats.value_types import types_of
 
 DEFINITIONS = ("$defs", "definitions")
 
@@ -90,7 +92,7 @@ def parameter(rules: Rules, tool: Tool, key: str, end: str) -> str:
     """
     schema = schema_of(tool, key)
     closing = rules.mark(end)
-    if types_of(schema) != {"string"}:
+    if types_of(schema, tool.parameters) != {"string"}:
         shared = {name: tool.parameters[name] for name in DEFINITIONS if name in tool.parameters}
         return f"{rules.add(as_rule({**shared, **schema}))} {closing}"
     values = choices_of(schema)
@@ -101,9 +103,8 @@ def parameter(rules: Rules, tool: Tool, key: str, end: str) -> str:
 
 
 def schema_of(tool: Tool, key: str) -> Mapping[str, Any]:
-    """The schema of a tool's parameter."""
-    schema = members_of(tool.parameters).get(key)
-    return schema if isinstance(schema, Mapping) else {}
+    """The schema of a tool's parameter, with what it refers to."""
+    return resolved(parameter_of(tool, key), tool.parameters)
 
 
 def parameters(tool: Tool, tag: Callable[[str], str]) -> str:

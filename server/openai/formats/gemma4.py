@@ -41,7 +41,8 @@ from slipstream.server.openai.formats.schemas import (
     text_body,
     with_required,
 )
-from slipstream.server.openai.formats.xml_call import WORDS, types_of
+from slipstream.server.openai.formats.value_types import types_of
+from slipstream.server.openai.formats.xml_call import WORDS
 
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 HEAD = re.compile(r"\s*call:\s*(?P<name>[A-Za-z0-9_.-]{1,64})\s*")
@@ -184,7 +185,7 @@ class _Values:
             if isinstance(schema.get(union), list) and schema[union]:
                 return self._union(schema, union)
         refuse_others(schema, {"type"})
-        kinds = types_of(schema) or ({"object"} if members_of(schema) else frozenset())
+        kinds = types_of(schema, {}) or ({"object"} if members_of(schema) else frozenset())
         if not kinds:
             refuse_others(schema, (), *OF_TYPE)
             return self.any()
@@ -204,7 +205,7 @@ class _Values:
     def _union(self, schema: Mapping[str, Any], union: str) -> str:
         """Any of the schemas of a union; with `oneOf`, if no value can be of two of them."""
         refuse_others(schema, {union, "type"}, *OF_TYPE)
-        kinds = [types_of(one) if isinstance(one, Mapping) else frozenset() for one in schema[union]]
+        kinds = [types_of(one, {}) if isinstance(one, Mapping) else frozenset() for one in schema[union]]
         n_kinds = len(frozenset().union(*kinds))
         if union == "oneOf" and (n_kinds < sum(map(len, kinds)) or not all(kinds)):
             refuse(union)

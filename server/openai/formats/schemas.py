@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
 from slipstream.server.http.error_table import unsupported
+from slipstream.server.openai.formats.format import Tool
 
 # Keywords that narrow what is valid: of any value, and of values of one type.
 ANY_TYPE = frozenset({"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "const", "enum", "type"})
@@ -60,12 +61,23 @@ def refuse(keyword: str) -> NoReturn:
 
 def rooted(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """The same schema with the properties that it names at its root, if it does so by one `$ref` or `allOf`."""
+    return with_required(resolved(schema, schema))
+
+
+def resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same schema with what it says by one `$ref` or `allOf`. `root`: that of its references."""
     for _ in range(MOST_STEPS):
-        inner = _inner(schema)
+        inner = _inner(schema, root)
         if inner is None or not _narrowing(schema) <= {"$ref", "allOf", "type"}:
             break
         schema = {**inner, **{name: one for name, one in schema.items() if name not in ("$ref", "allOf")}}
-    return with_required(schema)
+    return schema
+
+
+def parameter_of(tool: Tool | None, key: str) -> Mapping[str, Any]:
+    """The schema of a tool's parameter; empty if there is none."""
+    schema = members_of(tool.parameters).get(key) if tool else None
+    return schema if isinstance(schema, Mapping) else {}
 
 
 def with_required(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -172,11 +184,11 @@ def _format(schema: Mapping[str, Any]) -> str:
     return f"/{found}/"
 
 
-def _inner(schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The schema that this one refers to, if it is one and inside this one."""
+def _inner(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The schema that this one refers to, if it is one and inside the root."""
     every = schema.get("allOf")
     if "$ref" in schema and every is None:
-        found = referred(schema["$ref"], schema)
+        found = referred(schema["$ref"], root)
     else:
         found = every[0] if isinstance(every, list) and len(every) == 1 and "$ref" not in schema else None
     return found if isinstance(found, Mapping) else None

@@ -9,26 +9,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from slipstream.server.openai.formats.format import CallArguments, CallEnd, CallStart, Content, Piece, Tools
 from slipstream.server.openai.formats.json_call import NAME
+from slipstream.server.openai.formats.schemas import parameter_of
+from slipstream.server.openai.formats.value_types import Schema, is_of, types_of
 
 PYTHON = re.compile(r"'((?:[^'\\]|\\.)*)'|\"(?:[^\"\\]|\\.)*\"|True|False|None", re.DOTALL)
 SPACE = re.compile(r"\s*")
 IN_QUOTES = re.compile(r'\\.|"', re.DOTALL)
 MOST_FOOT = 256  # characters, with the white space around it
 WORDS = {"True": True, "False": False, "None": None}  # models also write these as Python does
-KINDS: dict[str, type | tuple[type, ...]] = {
-    "boolean": bool,
-    "null": type(None),
-    "object": dict,
-    "array": list,
-    "integer": int,
-    "number": (int, float),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +139,7 @@ class XmlCall:
         if self._name is None:
             self._name = name
             yield CallStart(name)
-        value = as_json(found["value"], self._schema(name, found["key"]))
+        value = self._value(name, found["key"], found["value"])
         yield CallArguments(f"{', ' if self._n_told else '{'}{json.dumps(found['key'])}: {value}")
         self._n_told += 1
         self._text, self._seen, self._marker = self._text[end:], 0, ""
@@ -159,6 +153,10 @@ class XmlCall:
         yield Content(self._marker + self._text)
         self._text = ""
 
+    def _value(self, name: str, key: str, text: str) -> str:
+        tool = self._tools.get(name)
+        return as_json(text, parameter_of(tool, key), tool.parameters if tool else {})
+
     def _ended(self) -> Iterator[Piece]:
         yield CallArguments("}" if self._n_told else "{}")
         yield CallEnd()
@@ -167,47 +165,21 @@ class XmlCall:
         found = self._tags.head.fullmatch(head)
         return found["name"] if found and NAME.fullmatch(found["name"]) else None
 
-    def _schema(self, name: str, key: str) -> Mapping[str, Any]:
-        tool = self._tools.get(name)
-        properties = tool.parameters.get("properties") if tool else None
-        schema = properties.get(key) if isinstance(properties, Mapping) else None
-        return schema if isinstance(schema, Mapping) else {}
 
-
-def types_of(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The JSON types that a schema allows; empty if it does not say."""
-    declared = schema.get("type")
-    found = (
-        {declared}
-        if isinstance(declared, str)
-        else set(declared or ())
-        if isinstance(declared, list)
-        else set()
-    )
-    for union in ("anyOf", "oneOf"):
-        choices = schema.get(union)
-        for choice in choices if isinstance(choices, list) else ():
-            if isinstance(choice, Mapping):
-                found |= types_of(choice)
-    values = schema.get("enum")
-    if not found and isinstance(values, list):
-        found = {_type_of(one) for one in values}
-    return frozenset(one for one in found if isinstance(one, str))
-
-
-def as_json(text: str, schema: Mapping[str, Any]) -> str:
+def as_json(text: str, schema: Schema, root: Schema) -> str:
     """A parameter's text as JSON: the value that it spells, if the schema allows such a value; else a string.
 
+    `root`: the schema of all parameters, which has what the parameter's refers to.
     Objects and lists may also be spelt as in Python, where the schema wants such: some templates write them so.
     """
-    types = types_of(schema)
+    types = types_of(schema, root)
     value: Any = WORDS.get(text.strip(), text)
     if value is text:
         value = _loaded(text)
         if value is text and types & {"object", "array"} and text.lstrip()[:1] in ("{", "["):
             spelt = _loaded(PYTHON.sub(_from_python, text))
             value = spelt if isinstance(spelt, dict | list) else text
-    fits = not types or any(_is(value, one) for one in types)
+    fits = not types or any(is_of(value, one) for one in types)
     return json.dumps(value if fits else text, ensure_ascii=False)
 
 
@@ -231,15 +203,3 @@ def _from_python(found: re.Match[str]) -> str:
 
 def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
-
-
-def _is(value: Any, kind: str) -> bool:
-    if kind in ("integer", "number") and isinstance(value, bool):
-        return False
-    if kind == "integer" and isinstance(value, float):
-        return value.is_integer()
-    return kind in KINDS and isinstance(value, KINDS[kind])
-
-
-def _type_of(value: Any) -> str:
-    return next((one for one in KINDS if _is(value, one)), "string")
