@@ -13,24 +13,23 @@ import pytest
 from slipstream.engine.text.tokenizer import Tokenizer
 from slipstream.server.openai.formats.format import CallEnd, CallStart, Content, Format, Tool, joined
 from slipstream.server.openai.formats.known import BY_NAME
-from slipstream.server.openai.formats.parser import Parser
 from slipstream.server.openai.formats.reading import parser_of
 from tests.unit.test_derived_formats import DEMO, call, found, reply
 from tests.unit.test_formats import calls_of, sum_of
 
 STRING = {"type": "string"}
-WRITE = Tool("write", {"type": "object", "properties": {"path": STRING, "content": STRING}})
+PROPERTIES = {"path": STRING, "content": STRING}
+WRITE = Tool("write", {"type": "object", "properties": PROPERTIES, "required": ["content"]})
 TOOLS = {one.name: one for one in (WRITE, Tool("ping", {"type": "object", "properties": {}}))}
 
 
 def pieces(name: str, parts: Sequence[str], tail: str = "", **more: Any) -> list[Any]:
     """What the parts of a reply are told as, neighbours joined."""
-    parser = parser_of(BY_NAME[name], TOOLS, tail, **more)
-    return joined([*(piece for part in parts for piece in parser.feed(part)), *parser.finish()])
+    return read(BY_NAME[name], parts, tail, **more)
 
 
-def read(format_: Format, parts: Sequence[str]) -> list[Any]:
-    parser = Parser(format_, TOOLS, "")
+def read(format_: Format, parts: Sequence[str], tail: str = "", **more: Any) -> list[Any]:
+    parser = parser_of(format_, TOOLS, tail, **more)
     return joined([*(piece for part in parts for piece in parser.feed(part)), *parser.finish()])
 
 
@@ -132,6 +131,68 @@ def test_a_call_follows_one_without_an_end_tag() -> None:
     told = pieces("qwen3-coder", [f"{faulty}\n{written('qwen3-coder', {'path': 'b'})}"])
     assert calls_of(told) == [("write", '{"path": "b"}')]
     assert sum_of(told, Content) == faulty
+
+
+LINES = '{"path": "a", "content": "l1\nl2\t' + "\\\n" + r"l3 it\'s \d \\n \u00e9" + '"}'
+REPAIRED = {"path": "a", "content": "l1\nl2\t\nl3 it's \\d \\n é"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", f'<tool_call>\n{{"name": "write", "arguments": {LINES}}}\n</tool_call>'),
+        ("hermes", f'<tool_call>\n{{"arguments": {LINES}, "name": "write"}}\n</tool_call>'),
+        (
+            "hermes",
+            f'<tool_call>\n{{"name": "write", "arguments": {json.dumps(LINES)}}}\n</tool_call>',
+        ),
+        ("llama3", f'{{"name": "write", "parameters": {LINES}}}'),
+        ("mistral", f"[TOOL_CALLS]write[ARGS]{LINES}"),
+        ("deepseek-v3.1", f"<｜tool▁call▁begin｜>write<｜tool▁sep｜>{LINES}<｜tool▁call▁end｜>"),
+        ("harmony", f"<|channel|>commentary to=functions.write <|constrain|>json<|message|>{LINES}"),
+    ],
+)
+def test_strings_of_json_are_put_right(name: str, text: str) -> None:
+    holds(BY_NAME[name], text, REPAIRED)
+
+
+EMPTY = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>"
+
+
+def test_a_call_of_harmony_without_arguments() -> None:
+    for text in (EMPTY.format("ping"), EMPTY.format("ping") + "\n<|call|>", EMPTY.format("any") + "<|call|>"):
+        for parts in ([text], list(text)):
+            told = pieces("harmony", parts)
+            assert [json.loads(said) for _, said in calls_of(told)] == [{}]
+            assert ended(told)
+    assert not ended(pieces("harmony", [EMPTY.format("any")])), "it may have been cut"
+    assert not ended(pieces("harmony", [EMPTY.format("write")])), "it needs arguments"
+
+
+@pytest.mark.parametrize(
+    ("inner", "arguments"),
+    [
+        (
+            '"path":<|"|>a<|"|>,"content":"b, {c}: \\"d\\"\n <tool_call|>"',
+            {"path": "a", "content": 'b, {c}: "d"\n <tool_call|>'},
+        ),
+        ('path:"a" , content:"b" and "c"', {"path": "a", "content": '"b" and "c"'}),
+        ('path:"a\\d"', {"path": "a\\d"}),
+        ("path:a<b,content:<i>c</i>", {"path": "a<b", "content": "<i>c</i>"}),
+        ("path:http://x.y/z?a=1,content:c:d", {"path": "http://x.y/z?a=1", "content": "c:d"}),
+        ('path:<|"|>a<|"|>,,', {"path": "a"}),
+        ("list:[1,2,],more:{a:1,}", {"list": [1, 2], "more": {"a": 1}}),
+    ],
+)
+def test_other_spellings_of_gemma(inner: str, arguments: dict[str, Any]) -> None:
+    holds(BY_NAME["gemma4"], f"<|tool_call>call:write{{{inner}}}<tool_call|>", arguments)
+
+
+def test_brackets_of_gemma_that_are_missing() -> None:
+    told = pieces("gemma4", ['<|tool_call>call:write{path:<|"|>a<|"|>,more:{a:[1}<tool_call|>'])
+    assert [json.loads(said) for _, said in calls_of(told)] == [{"path": "a", "more": {"a": [1]}}]
+    for cut in ("{path:<tool_call|>", '{path:a,content:<|"|><tool_call|>', '{path:"a"<tool_call|>'):
+        assert not ended(pieces("gemma4", [f"<|tool_call>call:write{cut}"])), "this is no JSON"
 
 
 def test_a_parameter_is_told_when_the_next_one_begins() -> None:

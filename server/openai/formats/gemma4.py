@@ -2,7 +2,8 @@
 
     <|tool_call>call:get_weather{city:<|"|>Oslo<|"|>,days:2}<tool_call|>
 
-Keys may be strings too. Arguments become JSON piece by piece: each string, word and bracket as soon as it is whole.
+Keys may be strings too, and strings stand between plain quotes where the model falls back to JSON. Arguments become
+JSON piece by piece: each string, word and bracket as soon as it is whole.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from slipstream.server.openai.formats.format import (
     Tool,
     Tools,
 )
-from slipstream.server.openai.formats.json_call import MOST_HEAD
+from slipstream.server.openai.formats.json_call import MOST_HEAD, repaired
 from slipstream.server.openai.formats.schemas import (
     ANY_TEXT,
     OF_TYPE,
@@ -47,9 +48,15 @@ from slipstream.server.openai.formats.xml_call import WORDS
 OPEN, CLOSE, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 HEAD = re.compile(r"\s*call:\s*(?P<name>[A-Za-z0-9_.-]{1,64})\s*")
 STRING = re.compile(rf"\s*{re.escape(QUOTE)}(?P<text>.*?){re.escape(QUOTE)}\s*", re.DOTALL)
-# A word ends where the next bracket, comma or colon shows that it is whole.
-WORD = re.compile(r"\s*(?P<text>[^\s{}\[\],:<][^{}\[\],:<]*)(?=[{}\[\],:])")
+JSON_STRING = re.compile(r'\s*(?P<text>"[^"\\]*(?:\\.[^"\\]*)*")\s*(?=[{}\[\],:])', re.DOTALL)
+# The same as far as it has come, if it may still become whole.
+JSON_BEGUN = re.compile(r'\s*"[^"\\]*(?:\\.[^"\\]*)*(?:\\|(?P<end>"\s*))?', re.DOTALL)
+# A word ends where the next bracket or comma shows that it is whole; as a key, where a colon does.
+NO_QUOTE = rf"(?!{re.escape(QUOTE)})"
+KEY = re.compile(rf"\s*(?P<text>{NO_QUOTE}[^\s{{}}\[\],:](?:{NO_QUOTE}[^{{}}\[\],:])*)(?=[{{}}\[\],:])")
+WORD = re.compile(rf"\s*(?P<text>{NO_QUOTE}[^\s{{}}\[\],:](?:{NO_QUOTE}[^{{}}\[\],])*)(?=[{{}}\[\],])")
 SIGN = re.compile(r"\s*(?P<text>[{}\[\],:])")
+SIGNS = frozenset("{}[],:")
 SPELT = {",": ", ", ":": ": "}
 
 
@@ -61,13 +68,18 @@ class ObjectCall:
         self._text = ""  # not read yet
         self._closers: list[str] = []  # of the brackets that are open, the innermost last
         self._is_key = False  # the next string or word is a key
+        self._comma = ""  # told before what follows it, as some write one before a closing bracket
+        self._may_close = False  # the open brackets could be closed here
         self._is_begun = False
         self._has_ended = False  # the arguments' last bracket has come
         self._failed = False
 
     @property
     def in_string(self) -> bool:
-        return not self._failed and self._text.lstrip().startswith(QUOTE)
+        if self._failed or not self._is_begun or self._has_ended:
+            return False
+        begun = JSON_BEGUN.fullmatch(self._text)
+        return self._text.lstrip().startswith(QUOTE) or (begun is not None and not begun["end"])
 
     def feed(self, text: str) -> Iterator[Piece]:
         if self._failed:
@@ -80,7 +92,8 @@ class ObjectCall:
             said = self._next()
             if said is None:
                 return
-            yield CallArguments(said)
+            if said:
+                yield CallArguments(said)
         if self._has_ended and self._text.strip():
             yield from self._fail()
 
@@ -105,34 +118,66 @@ class ObjectCall:
 
     def _next(self) -> str | None:
         """The JSON text of the next string, word or sign; None if it is not whole yet, or cannot stand here."""
-        text = self._text.lstrip()
-        pattern = STRING if text.startswith(QUOTE) else SIGN if text[:1] in set("{}[],:") else WORD
-        found = pattern.match(self._text)
-        if found is None:
+        pattern = self._pattern()
+        found = pattern and pattern.match(self._text)
+        if pattern is None or found is None:
             return None
         self._text = self._text[found.end() :]
         if pattern is SIGN:
             return self._sign(found["text"])
-        said, is_key, self._is_key = found["text"], self._is_key, False
-        if pattern is STRING:
-            return as_string(said)
-        return as_string(said.strip()) if is_key else as_value(said.strip())
+        self._may_close, self._is_key = not self._is_key, False
+        comma, self._comma = self._comma, ""
+        return comma + _spelt(pattern, found["text"])
+
+    def _pattern(self) -> re.Pattern[str] | None:
+        """The pattern of what the text begins with; None if that is not known yet."""
+        text = self._text.lstrip()
+        if text.startswith(QUOTE):
+            return STRING
+        if text[:1] in SIGNS:
+            return SIGN
+        if JSON_STRING.match(text):
+            return JSON_STRING
+        if JSON_BEGUN.fullmatch(text):
+            return None
+        return KEY if self._is_key else WORD
 
     def _sign(self, sign: str) -> str:
+        comma, self._comma = self._comma, ""
+        if sign == ",":
+            comma, self._comma = "", SPELT[","]
+        self._may_close = sign != ":"
         if sign in "{[":
             self._closers.append("}" if sign == "{" else "]")
         elif sign in "}]":
             sign = self._closers.pop()  # one that does not fit its partner is taken for the partner
             self._has_ended = not self._closers
+            comma = ""
         self._is_key = sign in "{," and self._closers[-1:] == ["}"]
-        return SPELT.get(sign, sign)
+        return comma + (SPELT.get(sign, sign) if sign != "," else "")
 
     def _fail(self) -> Iterator[Piece]:
-        """What is left becomes content. A call that has begun ends with what it has."""
+        """What is left becomes content. A call that has begun ends with what it has, if that can be made whole."""
         self._failed = True
-        if self._is_begun:
+        if self._is_begun and self._may_close:
+            if self._closers:
+                yield CallArguments("".join(reversed(self._closers)))
             yield CallEnd()
         yield Content(self._raw + self._text)
+
+
+def _spelt(pattern: re.Pattern[str], text: str) -> str:
+    """A string, key or word of this pattern as JSON."""
+    if pattern is JSON_STRING:
+        text = repaired(text)
+        try:
+            json.loads(text)
+        except ValueError:
+            return as_string(text[1:-1])
+        return text
+    if pattern is WORD:
+        return as_value(text.strip())
+    return as_string(text.strip() if pattern is KEY else text)
 
 
 def as_string(text: str) -> str:

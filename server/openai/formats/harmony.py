@@ -63,6 +63,8 @@ class HarmonyParser(ReplyParser):
         self._tools = tools
         self._thinks_aloud = thinks_aloud
         self._value = Value()  # the arguments of a call
+        self._has_arguments = False
+        self._called = ""  # the name of the call
         self._head = ""  # of the message to come, as far as it is known
         self._kind: Kind | None = None  # None: between messages
         opened = prompt_tail.rpartition(START)[2]
@@ -77,7 +79,7 @@ class HarmonyParser(ReplyParser):
     def _finished(self, events: Iterable[Event]) -> Iterator[Piece]:
         # A header that the reply's end cut off is closed by the parser, but its message never came.
         yield from self._read(one for one in events if (one["type"], one["field"]) != (CLOSES, "head"))
-        yield from self._end()
+        yield from self._end(at_end=True)
         if self._n_calls == 0 and self._head.strip() and CHANNEL not in self._head:
             yield Content(self._head)
 
@@ -104,12 +106,19 @@ class HarmonyParser(ReplyParser):
                 yield Content(self._head)
         elif self._kind == "call":
             for char in text:
-                yield (Content if self._value.done else CallArguments)(char)
-                self._value.feed(char)
+                yield from self._argument(char)
         elif self._kind == "reasoning" and not self._thinks_aloud:
             yield Reasoning(text)
         else:
             yield Content(text)
+
+    def _argument(self, char: str) -> Iterator[Piece]:
+        """Read a character of a call's arguments, or of what follows them."""
+        if self._value.done:
+            yield Content(char)
+        elif said := self._value.feed(char):
+            self._has_arguments = self._has_arguments or not char.isspace()
+            yield CallArguments(said)
 
     def _begin(self) -> Iterator[Piece]:
         """Begin a message, whose header is complete."""
@@ -117,14 +126,24 @@ class HarmonyParser(ReplyParser):
         called = RECIPIENT.search(head)
         if called and self._tools:
             self._kind = "call"
-            self._value = Value()
+            self._value, self._has_arguments = Value(), False
             self._n_calls += 1
-            yield CallStart(called[1])
+            self._called = called[1]
+            yield CallStart(self._called)
         else:
             self._kind = "reasoning" if "analysis" in head and not called else "content"
 
-    def _end(self) -> Iterator[Piece]:
-        """End a message. The token that ends a call has no text, so a call is whole if its arguments are."""
-        if self._kind == "call" and self._value.done:
-            yield CallEnd()
+    def _end(self, *, at_end: bool = False) -> Iterator[Piece]:
+        """End a message. The token that ends a call has no text, so a call is whole if its arguments are.
+
+        `at_end`: of the reply, which may have been cut. A call without arguments is whole there if none are required.
+        """
+        if self._kind == "call":
+            tool = self._tools.get(self._called)
+            is_whole = not at_end or (tool is not None and not tool.parameters.get("required"))
+            if not self._has_arguments and is_whole:
+                yield CallArguments("{}")
+                yield CallEnd()
+            elif self._value.done:
+                yield CallEnd()
         self._kind = None

@@ -13,6 +13,7 @@ from typing import Any
 from slipstream.server.openai.formats.format import CallArguments, CallEnd, CallStart, Content, Piece, joined
 
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+ESCAPED = '"\\/bfnrtu'  # what may follow a backslash
 MOST_HEAD = 256  # characters before the brace of a call that is named outside its JSON
 
 
@@ -29,7 +30,10 @@ KEYS = Keys()
 
 
 class Value:
-    """Finds the end of one JSON value, a character at a time. Only strings and brackets matter for that."""
+    """Finds the end of one JSON value, a character at a time. Only strings and brackets matter for that.
+
+    What JSON does not allow inside a string is put right: models write line breaks as they are, and Python's escapes.
+    """
 
     def __init__(self) -> None:
         self._depth = 0
@@ -37,22 +41,46 @@ class Value:
         self._is_escaped = False
         self.done = False  # the last character fed was the value's last
 
-    def feed(self, char: str) -> None:
+    def feed(self, char: str) -> str:
+        """Returns the text that is valid JSON so far: the character, but a backslash only with the next one."""
         if self.in_string:
-            if self._is_escaped:
-                self._is_escaped = False
-            elif char == "\\":
-                self._is_escaped = True
-            elif char == '"':
-                self.in_string = False
-                self.done = self._depth == 0
-        elif char == '"':
+            return self._inside(char)
+        if char == '"':
             self.in_string = True
         elif char in "{[":
             self._depth += 1
         elif char in "}]":
             self._depth -= 1
             self.done = self._depth <= 0
+        return char
+
+    def _inside(self, char: str) -> str:
+        """Read a character of a string."""
+        if self._is_escaped:
+            self._is_escaped = False
+            return escape(char)
+        if char == "\\":
+            self._is_escaped = True
+            return ""
+        if char == '"':
+            self.in_string = False
+            self.done = self._depth == 0
+        return json.dumps(char)[1:-1] if char < " " else char
+
+
+def escape(char: str) -> str:
+    """A character behind a backslash, with that or what was meant by it."""
+    if char in ESCAPED:
+        return f"\\{char}"
+    if char < " ":
+        return json.dumps(char)[1:-1]
+    return char if char == "'" else f"\\\\{char}"
+
+
+def repaired(text: str) -> str:
+    """JSON with its strings put right."""
+    value = Value()
+    return "".join(map(value.feed, text))
 
 
 class _Steps:
@@ -98,6 +126,11 @@ class _Steps:
     def _tell(self, *pieces: Piece) -> None:
         self._out += pieces
         self._raw = ""
+
+    def _tell_argument(self, char: str) -> None:
+        """Put out a character of the arguments."""
+        said = self._value.feed(char)
+        self._tell(*([CallArguments(said)] if said else []))
 
     def _start(self, name: str) -> None:
         self._is_open = True
@@ -161,8 +194,7 @@ class JsonCalls(_Steps):
         step(char)
 
     def _key_text(self, char: str) -> None:
-        self._text += char
-        self._value.feed(char)
+        self._text += self._value.feed(char)
         if self._value.done:
             self._key = str(_loaded(self._text))
             self._step = self._colon
@@ -192,8 +224,7 @@ class JsonCalls(_Steps):
             self._begin(char, self._value_text if char in '"{[' else self._bare_value)
 
     def _arguments(self, char: str) -> None:
-        self._tell(CallArguments(char))
-        self._value.feed(char)
+        self._tell_argument(char)
         if self._value.done:
             self._step = self._member
 
@@ -208,8 +239,7 @@ class JsonCalls(_Steps):
             self._text += char
 
     def _value_text(self, char: str) -> None:
-        self._text += char
-        self._value.feed(char)
+        self._text += self._value.feed(char)
         if self._value.done:
             self._step = self._member
             self._take()
@@ -227,7 +257,7 @@ class JsonCalls(_Steps):
                 self._fail()
         elif self._key in self._keys.arguments:
             # Some models write the arguments as a string that holds JSON, as in OpenAI's messages.
-            text = value if isinstance(value, str) else "{}" if value is None else self._text
+            text = repaired(value) if isinstance(value, str) else "{}" if value is None else self._text
             if isinstance(_loaded(text), dict):
                 self._given = text
             else:
@@ -279,8 +309,7 @@ class HeadedJson(_Steps):
         self._arguments(char)
 
     def _arguments(self, char: str) -> None:
-        self._tell(CallArguments(char))
-        self._value.feed(char)
+        self._tell_argument(char)
         if self._value.done:
             self._end()
             self._step = self._head
