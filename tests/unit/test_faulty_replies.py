@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 from slipstream.engine.text.tokenizer import Tokenizer
-from slipstream.server.openai.formats.format import CallEnd, CallStart, Content, Format, Tool, joined
+from slipstream.server.openai.formats.format import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    Content,
+    Format,
+    Reasoning,
+    Tool,
+    joined,
+)
 from slipstream.server.openai.formats.known import BY_NAME
 from slipstream.server.openai.formats.reading import parser_of
 from tests.unit.test_derived_formats import DEMO, call, found, reply
@@ -193,6 +202,58 @@ def test_brackets_of_gemma_that_are_missing() -> None:
     assert [json.loads(said) for _, said in calls_of(told)] == [{"path": "a", "more": {"a": [1]}}]
     for cut in ("{path:<tool_call|>", '{path:a,content:<|"|><tool_call|>', '{path:"a"<tool_call|>'):
         assert not ended(pieces("gemma4", [f"<|tool_call>call:write{cut}"])), "this is no JSON"
+
+
+THINKING = [
+    ("hermes", "<think>\n", "</think>", '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'),
+    ("qwen3-coder", "<think>\n", "</think>", "<tool_call>\n<function=ping>\n</function>\n</tool_call>"),
+    ("glm", "<think>", "</think>", "<tool_call>ping</tool_call>"),
+    ("gemma4", "<|channel>thought\n", "<channel|>", "<|tool_call>call:ping{}<tool_call|>"),
+    ("mistral", "[THINK]", "[/THINK]", "[TOOL_CALLS]ping[ARGS]{}"),
+    (
+        "deepseek-v3.1",
+        "<think>",
+        "</think>",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>ping<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
+]
+THOUGHT = [
+    Reasoning("So <tool_call>{ it is.\n<tool_call> ends"),
+    CallStart("ping"),
+    CallArguments("{}"),
+    CallEnd(),
+]
+
+
+@pytest.mark.parametrize(("name", "opener", "closer", "text"), THINKING)
+def test_a_call_ends_thinking(name: str, opener: str, closer: str, text: str) -> None:
+    thought = "So <tool_call>{ it is.\n<tool_call> ends\n"
+    for tail, reply_text in (("", opener + thought + text), (opener, thought + text)):
+        for parts in ([reply_text], list(reply_text)):
+            assert pieces(name, parts, tail) == THOUGHT
+        for i in range(1, len(reply_text)):
+            assert pieces(name, [reply_text[:i], reply_text[i:]], tail) == THOUGHT, i
+    assert pieces(name, [text], opener) == THOUGHT[1:], "there was no thinking"
+    assert pieces(name, [thought + closer + text], opener) == THOUGHT
+    aloud = pieces(name, [thought + text], opener, thinks_aloud=True)
+    assert aloud == [Content(thought + closer), *THOUGHT[1:]]
+    without = parser_of(BY_NAME[name], {}, opener)
+    assert sum_of([*without.feed(thought + text), *without.finish()], Reasoning).startswith(
+        thought + text[:9]
+    )
+
+
+def test_a_call_ends_thinking_in_a_format_of_a_template() -> None:
+    tokenizer = Tokenizer(DEMO)
+    for name in (
+        "an object between tags",
+        "tagged keys and values",
+        "a tag for each parameter",
+        "an id before a name",
+    ):
+        text = "<think>So.\n" + reply(name, tokenizer, call("ping", {})).strip()
+        for parts in ([text], list(text)):
+            assert read(found(name, tokenizer), parts) == [Reasoning("So."), *THOUGHT[1:]], name
 
 
 def test_a_parameter_is_told_when_the_next_one_begins() -> None:

@@ -123,11 +123,17 @@ class Shape:
         inside = tuple(sorted(one for one in tokens if one in joined and one.strip()))
         return replace(
             plain,
-            calls=Calls(region.opener, region.closer, self._reader),
+            calls=Calls(region.opener, region.closer, self._reader, begins=self._begins(region)),
             between=between,
             inside=inside,
             enforced=Enforced(self, inside),
         )
+
+    def _begins(self, region: Region) -> str:
+        """The pattern of the first character behind the marker: of a literal, or of an id or a name."""
+        rest = region.rest if region.opener in self.open else region.rest + self.open
+        first = rest.strip()[:1]
+        return re.escape(first) if first and first not in IN_HOLE else r"\w"
 
     def _reader(self, marker: str, tools: Tools) -> Reader:
         if self.keys:

@@ -82,6 +82,7 @@ class Calls:
     close: str | None  # None: calls go on to the reply's end
     reader: Callable[[str, Tools], Reader]  # takes the opening marker, which is content if no call follows
     bare: bool = False  # a reply that begins with { may be a call without markers
+    begins: str = ""  # pattern of how a call goes on behind its marker and white space
 
 
 # From a marker to its Lark text: a quoted string or, if the marker is a token, that token.

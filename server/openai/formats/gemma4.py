@@ -52,9 +52,13 @@ JSON_STRING = re.compile(r'\s*(?P<text>"[^"\\]*(?:\\.[^"\\]*)*")\s*(?=[{}\[\],:]
 # The same as far as it has come, if it may still become whole.
 JSON_BEGUN = re.compile(r'\s*"[^"\\]*(?:\\.[^"\\]*)*(?:\\|(?P<end>"\s*))?', re.DOTALL)
 # A word ends where the next bracket or comma shows that it is whole; as a key, where a colon does.
-NO_QUOTE = rf"(?!{re.escape(QUOTE)})"
-KEY = re.compile(rf"\s*(?P<text>{NO_QUOTE}[^\s{{}}\[\],:](?:{NO_QUOTE}[^{{}}\[\],:])*)(?=[{{}}\[\],:])")
-WORD = re.compile(rf"\s*(?P<text>{NO_QUOTE}[^\s{{}}\[\],:](?:{NO_QUOTE}[^{{}}\[\],])*)(?=[{{}}\[\],])")
+LESS = rf"<(?!{re.escape(QUOTE[1:])})"
+KEY = re.compile(
+    rf"\s*(?P<text>(?:[^\s{{}}\[\],:<]|{LESS})[^{{}}\[\],:<]*+(?:{LESS}[^{{}}\[\],:<]*+)*+)(?=[{{}}\[\],:])"
+)
+WORD = re.compile(
+    rf"\s*(?P<text>(?:[^\s{{}}\[\],:<]|{LESS})[^{{}}\[\],<]*+(?:{LESS}[^{{}}\[\],<]*+)*+)(?=[{{}}\[\],])"
+)
 SIGN = re.compile(r"\s*(?P<text>[{}\[\],:])")
 SIGNS = frozenset("{}[],:")
 SPELT = {",": ", ", ":": ": "}
@@ -136,10 +140,10 @@ class ObjectCall:
             return STRING
         if text[:1] in SIGNS:
             return SIGN
-        if JSON_STRING.match(text):
-            return JSON_STRING
         if JSON_BEGUN.fullmatch(text):
             return None
+        if JSON_STRING.match(text):
+            return JSON_STRING
         return KEY if self._is_key else WORD
 
     def _sign(self, sign: str) -> str:
@@ -355,7 +359,7 @@ GEMMA4 = Format(
     name="gemma4",
     signs=(OPEN, QUOTE),
     reasoning=("<|channel>thought", "<channel|>"),
-    calls=Calls(OPEN, CLOSE, ObjectCall),
+    calls=Calls(OPEN, CLOSE, ObjectCall, begins="call:"),
     between=("<|tool_response>",),
     inside=(QUOTE, "<|channel>"),
     enforced=enforced,

@@ -41,7 +41,12 @@ GLM = Format(
     name="glm",
     signs=(OPEN, KEY),
     reasoning=("<think>", "</think>"),
-    calls=Calls(OPEN, CLOSE, lambda marker, tools: XmlCall(marker, TAGS, tools)),
+    calls=Calls(
+        OPEN,
+        CLOSE,
+        lambda marker, tools: XmlCall(marker, TAGS, tools),
+        begins=rf"[\w.-]{{1,64}}\s{{0,8}}(?:{KEY}|{CLOSE})",
+    ),
     inside=(KEY, KEY_END, VALUE, VALUE_END),
     enforced=enforced,
 )

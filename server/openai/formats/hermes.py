@@ -23,6 +23,6 @@ HERMES = Format(
     signs=(OPEN, '"arguments'),
     others=("<arg_key>", "<parameter=", "<tool_calls>"),
     reasoning=("<think>", "</think>"),
-    calls=Calls(OPEN, CLOSE, lambda marker, tools: JsonCalls(marker)),
+    calls=Calls(OPEN, CLOSE, lambda marker, tools: JsonCalls(marker), begins=r"\{"),
     enforced=enforced,
 )

@@ -32,10 +32,7 @@ def _template(format_: Format, *, with_calls: bool) -> Any:
     """The format's markers, compiled for `scanner`."""
     fields: dict[str, dict[str, Any]] = {CONTENT: {}}
     if format_.reasoning:
-        opener, closer = format_.reasoning
-        # Only at its beginning can a reply open a thinking part; further on, text may merely mention the marker. The
-        # white space before it is bounded, as it is searched again with every token.
-        fields[REASONING] = {"open_pattern": rf"\A\s{{0,8}}{re.escape(opener)}", "close": closer}
+        fields[REASONING] = _thinking(format_, format_.reasoning, with_calls=with_calls)
     if with_calls and format_.calls:
         fields[CALL] = {"open": format_.calls.open}
         if format_.calls.close:
@@ -45,6 +42,20 @@ def _template(format_: Format, *, with_calls: bool) -> Any:
     for marker in dropped:  # a field each, as its name is all that an event tells of a marker
         fields[BETWEEN + marker] = {"open": marker, "close_pattern": AT_ONCE}
     return compiled(fields)
+
+
+def _thinking(format_: Format, reasoning: tuple[str, str], *, with_calls: bool) -> dict[str, Any]:
+    """The markers of thinking. White space in patterns is bounded, as they are searched again with every token."""
+    opener, closer = map(re.escape, reasoning)
+    # Only at its beginning can a reply open a thinking part; further on, text may merely mention the marker.
+    opens = rf"\A\s{{0,8}}{opener}"
+    if not (with_calls and format_.calls):
+        return {"open_pattern": opens, "close": reasoning[1]}
+    # Models forget the closing marker before a call, so a call ends thinking too. It has to begin a line and to go on
+    # as a call does: thinking may merely mention the marker.
+    before = "".join(rf"(?:{re.escape(one)}\s{{0,8}})?" for one in format_.between)
+    call = rf"{before}{re.escape(format_.calls.open)}\s{{0,8}}{format_.calls.begins}"
+    return {"open_pattern": opens, "close_pattern": rf"{closer}|(?<=\n|{opener})(?={call})"}
 
 
 def is_thinking(prompt_tail: str, opener: str) -> bool:

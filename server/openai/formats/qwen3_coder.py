@@ -41,6 +41,6 @@ QWEN3_CODER = Format(
     signs=(OPEN, "<function=", "<parameter="),
     others=("<seed:tool_call>",),
     reasoning=("<think>", "</think>"),
-    calls=Calls(OPEN, CLOSE, lambda marker, tools: XmlCall(marker, TAGS, tools)),
+    calls=Calls(OPEN, CLOSE, lambda marker, tools: XmlCall(marker, TAGS, tools), begins="<function="),
     enforced=enforced,
 )
