@@ -24,6 +24,7 @@ from slipstream.server.http.error_table import bad_request
 from slipstream.server.images.image_part import ImagePart, Placed, images_in, joined
 from slipstream.server.openai import sent
 from slipstream.server.openai.readers import read_content
+from slipstream.server.openai.tools import MAX_CALLS
 from slipstream.server.openai.wire import MAX_MESSAGES, Message
 
 KIND = "which block it is"
@@ -267,12 +268,15 @@ def _goes_on(last: dict[str, Any], part: dict[str, Any]) -> bool:
 
 
 def _joined(parts: Sequence[dict[str, Any]]) -> Message:
-    """The message of parts that follow each other in one role."""
+    """The message of parts that follow each other in one role. Raises `Refused` for too many calls."""
     fields = dict(parts[0])
     for name in ("reasoning_content", "content"):
         if any(name in part for part in parts):
             fields[name] = joined(part[name] for part in parts if name in part)
     calls = [call for part in parts for call in part.get("tool_calls", ())]
+    if len(calls) > MAX_CALLS:
+        reason = f"a turn of the assistant has {len(calls)} calls; at most {MAX_CALLS} are allowed"
+        raise bad_request(f"messages: {reason}", param="messages")
     if calls:
         fields["tool_calls"] = calls
     fields.setdefault("content", None if calls else "")  # some templates add it to a text

@@ -85,6 +85,7 @@ WRONG = [
         user(*[{"type": "tool_result", "tool_use_id": "a"}] * 5000),
         "messages: its blocks make 5000 turns of a",
     ),
+    (assistant(*[CALLED] * 129), "messages: a turn of the assistant has 129 calls; at most 128 are allowed"),
     ({"n_probs": 2}, "n_probs: a message has no place for log-probabilities"),
     ({"system": 7}, "system: Input should be a string"),
     ({"system": [{"type": "image"}]}, "system: only parts of type 'text'"),
