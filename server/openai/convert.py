@@ -94,6 +94,7 @@ def _reading(wire: ChatRequest, tools: Asked, caller: Caller, shared: Request) -
         tools=tools.tools,
         most_calls=None if tools.many else 1,
         thinks_aloud=thinks_aloud,
+        is_forced=shared.grammar is not None,
         continued=last if isinstance(last, str) else None,
         # A request that wants control tokens in the text also gets those that the format does not use.
         silent=known.silent if shared.skip_special and known.needs_controls else frozenset(),

@@ -65,6 +65,7 @@ class Reading:
     tools: Tools = field(default_factory=dict)
     most_calls: int | None = None
     thinks_aloud: bool = False  # thinking is content
+    is_forced: bool = False  # a grammar holds behind thinking: what looks like a call before that is none
     continued: str | None = None  # the reply's beginning, if the client sent it to be continued
     silent: frozenset[str] = frozenset()  # tokens to leave out of the text
 
@@ -90,6 +91,7 @@ class FormattedText:
             prompt_tail,
             most_calls=reading.most_calls,
             thinks_aloud=reading.thinks_aloud,
+            is_forced=reading.is_forced,
         )
         self._n_open = 0  # calls that were begun and not ended
         self._has_calls = False

@@ -323,6 +323,20 @@ def test_the_prompt_tells_whether_thinking_has_begun(server: Served) -> None:
     server.engine.prompt_tail = "<assistant>"
 
 
+def test_a_call_ends_thinking_unless_a_grammar_holds_behind_it(server: Served) -> None:
+    server.engine.script = says(f"<think>\nSo:\n{SECOND}\n</think>\n\n{CALL}")
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
+    for fields, names in (
+        ({}, ["ping", "get_weather"]),
+        ({"tool_choice": "required"}, ["get_weather"]),
+        ({"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}, ["get_weather"]),
+        ({"response_format": schema}, ["get_weather"]),
+    ):
+        message = server.chat(tools=TOOLS, **fields).json()["choices"][0]["message"]
+        assert [one["function"]["name"] for one in message["tool_calls"]] == names
+        assert message["reasoning_content"] == (f"So:\n{SECOND}" if fields else "So:")
+
+
 def test_a_reply_that_goes_on_may_be_thinking(server: Served) -> None:
     server.engine.script = says("So.</think>Yes.", 2)
     for begun, wanted in (

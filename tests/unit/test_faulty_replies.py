@@ -243,6 +243,13 @@ def test_a_call_ends_thinking(name: str, opener: str, closer: str, text: str) ->
     )
 
 
+@pytest.mark.parametrize(("name", "opener", "closer", "text"), THINKING)
+def test_a_draft_of_a_forced_call_is_thinking(name: str, opener: str, closer: str, text: str) -> None:
+    thought = f"I could call\n{text}"
+    for parts in ([thought + closer + text], list(thought + closer + text)):
+        assert pieces(name, parts, opener, is_forced=True) == [Reasoning(thought), *THOUGHT[1:]]
+
+
 def test_a_call_ends_thinking_in_a_format_of_a_template() -> None:
     tokenizer = Tokenizer(DEMO)
     for name in (

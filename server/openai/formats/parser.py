@@ -28,11 +28,11 @@ REASONING, CALL, STRAY, BETWEEN, CONTENT = "reasoning", "call", "stray", "betwee
 
 
 @lru_cache(maxsize=32)
-def _template(format_: Format, *, with_calls: bool) -> Any:
+def _template(format_: Format, *, with_calls: bool, is_forced: bool) -> Any:
     """The format's markers, compiled for `scanner`."""
     fields: dict[str, dict[str, Any]] = {CONTENT: {}}
     if format_.reasoning:
-        fields[REASONING] = _thinking(format_, format_.reasoning, with_calls=with_calls)
+        fields[REASONING] = _thinking(format_, format_.reasoning, with_calls=with_calls and not is_forced)
     if with_calls and format_.calls:
         fields[CALL] = {"open": format_.calls.open}
         if format_.calls.close:
@@ -66,7 +66,8 @@ def is_thinking(prompt_tail: str, opener: str) -> bool:
 class Parser(ReplyParser):
     """Reads a reply. `tools`: those that may be called; if empty, calls are read as content.
 
-    `most_calls`: the reply ends after so many; `thinks_aloud`: thinking is content, with its markers.
+    `most_calls`: the reply ends after so many; `thinks_aloud`: thinking is content, with its markers; `is_forced`: a
+    grammar holds behind the marker that closes thinking, so only that marker closes it.
     """
 
     def __init__(
@@ -77,8 +78,10 @@ class Parser(ReplyParser):
         *,
         most_calls: int | None = None,
         thinks_aloud: bool = False,
+        is_forced: bool = False,
     ) -> None:
-        super().__init__(scanner(_template(format_, with_calls=bool(tools))), most_calls)
+        template = _template(format_, with_calls=bool(tools), is_forced=is_forced)
+        super().__init__(scanner(template), most_calls)
         self._reasoning = format_.reasoning or ("", "")
         self._calls = format_.calls if tools else None
         self._tools = tools

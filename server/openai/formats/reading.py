@@ -33,11 +33,18 @@ def parser_of(
     *,
     most_calls: int | None = None,
     thinks_aloud: bool = False,
+    is_forced: bool = False,
 ) -> AnyParser:
-    """A fresh parser for a reply. Call `scanner.load` first, off the event loop."""
+    """A fresh parser for a reply. Call `scanner.load` first, off the event loop.
+
+    `most_calls`: the reply ends after so many; `thinks_aloud`: thinking is content; `is_forced`: a grammar holds behind
+    thinking.
+    """
     if format_.channels:
         return HarmonyParser(tools, prompt_tail, most_calls=most_calls, thinks_aloud=thinks_aloud)
-    return Parser(format_, tools, prompt_tail, most_calls=most_calls, thinks_aloud=thinks_aloud)
+    return Parser(
+        format_, tools, prompt_tail, most_calls=most_calls, thinks_aloud=thinks_aloud, is_forced=is_forced
+    )
 
 
 @dataclass(frozen=True, slots=True)
