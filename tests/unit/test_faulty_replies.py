@@ -142,6 +142,73 @@ def test_a_call_follows_one_without_an_end_tag() -> None:
     assert sum_of(told, Content) == faulty
 
 
+UNMARKED = [
+    *(mark for name, mark in MARKED if name == "qwen3-coder"),
+    "\n<function=write>\n<parameter=path>\na\n</parameter>\n",
+    "\n<function=ping>\n</function>\n",
+]
+
+
+def every_split(name: str, text: str, tail: str = "") -> list[Any]:
+    """What a reply is told as; the same however it is split."""
+    whole = pieces(name, [text], tail)
+    assert pieces(name, list(text), tail) == whole
+    for i in range(1, len(text)):
+        assert pieces(name, [text[:i], text[i:]], tail) == whole, i
+    return whole
+
+
+@pytest.mark.parametrize("mark", UNMARKED)
+def test_calls_without_their_marker(mark: str) -> None:
+    for arguments in ({"path": "a", "content": f"END = '{mark}'\nprint(END)\n"}, {"content": f"{mark} b"}):
+        text = written("qwen3-coder", arguments).removeprefix("<tool_call>\n")
+        holds(BY_NAME["qwen3-coder"], text, arguments)
+        holds(BY_NAME["qwen3-coder"], text.removesuffix("\n</tool_call>"), arguments)
+
+
+@pytest.mark.parametrize("between", ["\n</tool_call>\n", "\n"])
+def test_several_calls_without_their_markers(between: str) -> None:
+    call_text = (
+        written("qwen3-coder", {"path": "a"}).removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
+    )
+    ping = "<function=ping>\n</function>"
+    reply_text = f"So.</think>Ok.\n{between.join([call_text, ping, ping, call_text])}\n</tool_call>\n"
+    told = every_split("qwen3-coder", reply_text, "<think>\n")
+    assert (sum_of(told, Reasoning), sum_of(told, Content)) == ("So.", "Ok.")
+    write = ("write", '{"path": "a"}')
+    assert calls_of(told) == [write, ("ping", "{}"), ("ping", "{}"), write]
+    assert sum(isinstance(one, CallEnd) for one in told) == 4
+    assert calls_of(every_split("qwen3-coder", f"So.</think>{ping}", "<think>")) == [("ping", "{}")]
+    assert calls_of(
+        every_split("qwen3-coder", f"{ping}\n</tool_call>\n<tool_call>\n{ping}\n</tool_call>")
+    ) == ([("ping", "{}")] * 2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Write <function=write>\n<parameter=path>\na\n</parameter>\n</function>",
+        "So:\n<function=write> begins a call,\n<function=ping>, too.",
+        "So:\n<function=foo>\n<parameter=path>\na\n</parameter>\n</function>",
+        "So:\n<function=write",
+        "So:\n<function=writer>\n<parameter=path>",
+    ],
+)
+def test_a_mention_of_a_function_is_content(text: str) -> None:
+    assert every_split("qwen3-coder", text) == [Content(text)]
+    told = every_split("qwen3-coder", f"{text}\n{written('qwen3-coder', {'path': 'b'})}")
+    assert calls_of(told) == [("write", '{"path": "b"}')]
+    assert sum_of(told, Content) == text
+
+
+def test_calls_without_their_marker_that_are_none() -> None:
+    cut = "So:\n<function=write>\n<parameter=path>\na"
+    assert every_split("qwen3-coder", cut) == [Content(cut)]
+    parser = parser_of(BY_NAME["qwen3-coder"], {}, "")
+    whole = f"{cut}\n</parameter>\n</function>"
+    assert joined([*parser.feed(whole), *parser.finish()]) == [Content(whole)]
+
+
 LINES = '{"path": "a", "content": "l1\nl2\t' + "\\\n" + r"l3 it\'s \d \\n \u00e9" + '"}'
 REPAIRED = {"path": "a", "content": "l1\nl2\t\nl3 it's \\d \\n é"}
 

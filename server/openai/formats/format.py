@@ -83,6 +83,8 @@ class Calls:
     reader: Callable[[str, Tools], Reader]  # takes the opening marker, which is content if no call follows
     bare: bool = False  # a reply that begins with { may be a call without markers
     begins: str = ""  # pattern of how a call goes on behind its marker and white space
+    # How a call begins whose opening marker the model left out: the text before its name, the pattern behind that.
+    unmarked: tuple[str, str] | None = None
 
 
 # From a marker to its Lark text: a quoted string or, if the marker is a token, that token.

@@ -8,7 +8,7 @@ can be streamed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -24,12 +24,13 @@ from slipstream.server.openai.formats.format import (
 from slipstream.server.openai.formats.reply_parser import ReplyParser
 from slipstream.server.openai.formats.scanner import AT_ONCE, CLOSES, OPENS, Event, compiled, scanner
 
-REASONING, CALL, STRAY, BETWEEN, CONTENT = "reasoning", "call", "stray", "between", "content"
+REASONING, CALL, UNMARKED = "reasoning", "call", "unmarked"
+STRAY, BETWEEN, CONTENT = "stray", "between", "content"
 
 
 @lru_cache(maxsize=32)
-def _template(format_: Format, *, with_calls: bool, is_forced: bool) -> Any:
-    """The format's markers, compiled for `scanner`."""
+def _template(format_: Format, *, with_calls: bool, is_forced: bool, names: tuple[str, ...]) -> Any:
+    """The format's markers, compiled for `scanner`. `names`: of the tools whose calls may lack their marker."""
     fields: dict[str, dict[str, Any]] = {CONTENT: {}}
     if format_.reasoning:
         fields[REASONING] = _thinking(format_, format_.reasoning, with_calls=with_calls and not is_forced)
@@ -38,6 +39,9 @@ def _template(format_: Format, *, with_calls: bool, is_forced: bool) -> Any:
         if format_.calls.close:
             fields[CALL]["close"] = format_.calls.close
             fields[STRAY] = {"open": format_.calls.close, "close_pattern": AT_ONCE}
+        if names and format_.calls.unmarked:
+            begins = _unmarked(format_.calls.unmarked, names, format_.reasoning)
+            fields[UNMARKED] = {"open_pattern": begins, "close_pattern": AT_ONCE}
     dropped = [*format_.around, *(format_.between if with_calls and format_.calls else ())]
     for marker in dropped:  # a field each, as its name is all that an event tells of a marker
         fields[BETWEEN + marker] = {"open": marker, "close_pattern": AT_ONCE}
@@ -56,6 +60,15 @@ def _thinking(format_: Format, reasoning: tuple[str, str], *, with_calls: bool) 
     before = "".join(rf"(?:{re.escape(one)}\s{{0,8}})?" for one in format_.between)
     call = rf"{before}{re.escape(format_.calls.open)}\s{{0,8}}{format_.calls.begins}"
     return {"open_pattern": opens, "close_pattern": rf"{closer}|(?<=\n|{opener})(?={call})"}
+
+
+def _unmarked(parts: tuple[str, str], names: Sequence[str], reasoning: tuple[str, str] | None) -> str:
+    """The pattern of the text before the name of a call without its marker. It has to begin a line, and to be a tool's
+    and go on as a call does, as prose may mention it.
+    """
+    before, behind = parts
+    closed = f"|(?<={re.escape(reasoning[1])})" if reasoning else ""
+    return rf"(?:\A|(?<=\n){closed}){re.escape(before)}(?=(?:{'|'.join(map(re.escape, names))}){behind})"
 
 
 def is_thinking(prompt_tail: str, opener: str) -> bool:
@@ -80,7 +93,8 @@ class Parser(ReplyParser):
         thinks_aloud: bool = False,
         is_forced: bool = False,
     ) -> None:
-        template = _template(format_, with_calls=bool(tools), is_forced=is_forced)
+        names = tuple(tools) if format_.calls and format_.calls.unmarked else ()
+        template = _template(format_, with_calls=bool(tools), is_forced=is_forced, names=names)
         super().__init__(scanner(template), most_calls)
         self._reasoning = format_.reasoning or ("", "")
         self._calls = format_.calls if tools else None
@@ -114,6 +128,8 @@ class Parser(ReplyParser):
                 yield from self._plain(text)
             elif field == CALL:
                 yield from self._call(kind, text, at_end=at_end)
+            elif field == UNMARKED and kind == OPENS:
+                yield from self._begun()
             elif field == STRAY and kind == OPENS:
                 yield from self._closed()
             elif field.startswith(BETWEEN) and kind == OPENS:
@@ -154,6 +170,16 @@ class Parser(ReplyParser):
                 yield from self._closed()
         elif self._reader:
             yield from self._called(self._reader.feed(self._calls.open if kind == OPENS else text))
+
+    def _begun(self) -> Iterator[Piece]:
+        """Begin a call without its marker. Inside a parameter that is text; a call before it, without its end, ends."""
+        assert self._calls is not None
+        assert self._calls.unmarked is not None
+        if self._reader and not self._reader.in_string:
+            reader, self._reader = self._reader, None
+            yield from self._called(reader.close(""))
+        self._reader = self._reader or self._calls.reader("", self._tools)
+        yield from self._called(self._reader.feed(self._calls.unmarked[0]))
 
     def _closed(self) -> Iterator[Piece]:
         """Read a call's closing marker. Inside a string of the arguments it is text; without a call it is content."""

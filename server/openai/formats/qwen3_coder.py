@@ -10,6 +10,7 @@ from slipstream.server.openai.formats.format import Calls, Format, Mark, Tool
 from slipstream.server.openai.formats.xml_call import Tags, XmlCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+FUNCTION = "<function="
 TAGS = Tags(
     head=re.compile(r"\s*<function=(?P<name>[^>\n]+)>\s*"),
     parameter_start="<parameter=",
@@ -38,9 +39,15 @@ def _function(rules: Rules, tool: Tool) -> str:
 
 QWEN3_CODER = Format(
     name="qwen3-coder",
-    signs=(OPEN, "<function=", "<parameter="),
+    signs=(OPEN, FUNCTION, "<parameter="),
     others=("<seed:tool_call>",),
     reasoning=("<think>", "</think>"),
-    calls=Calls(OPEN, CLOSE, lambda marker, tools: XmlCall(marker, TAGS, tools), begins="<function="),
+    calls=Calls(
+        OPEN,
+        CLOSE,
+        lambda marker, tools: XmlCall(marker, TAGS, tools),
+        begins=FUNCTION,
+        unmarked=(FUNCTION, r">\s{0,8}(?:<parameter=|</function>)"),
+    ),
     enforced=enforced,
 )

@@ -83,7 +83,7 @@ class XmlCall:
             foot = self._tags.foot.search(rest)
             assert foot is not None  # it may be empty
             # Without a parameter any word could be a name, so it must be a tool's; in a cut reply it could go on.
-            name = self._named(rest[: foot.start()]) if marker else None
+            name = self._named(rest[: foot.start()]) if marker or foot[0].strip() else None
             if name is None or name not in self._tools:
                 yield Content(self._marker + rest + marker)
             else:
