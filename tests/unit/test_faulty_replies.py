@@ -232,6 +232,28 @@ def test_strings_of_json_are_put_right(name: str, text: str) -> None:
     holds(BY_NAME[name], text, REPAIRED)
 
 
+@pytest.mark.parametrize(
+    "more", ['"reason": "because {"', '"a": {"b": [1, "</tool_call>"]}, "c": null', '"d":2 ']
+)
+def test_further_keys_of_a_call_say_nothing(more: str) -> None:
+    path = {"path": "a"}
+    for inner in (
+        f'"name": "write", "arguments": {json.dumps(path)}',
+        f'"arguments": {json.dumps(path)}, "name": "write"',
+    ):
+        text = f"<tool_call>\n{{{inner}, {more}}}\n</tool_call>"
+        holds(BY_NAME["hermes"], text, path)
+        second = '\n<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
+        assert calls_of(pieces("hermes", [text + second])) == [("write", json.dumps(path)), ("ping", "{}")]
+
+
+def test_a_call_that_is_cut_in_a_further_key() -> None:
+    text = '<tool_call>\n{"name": "write", "arguments": {}, "reason": "bec'
+    for i in range(text.index("}") + 1, len(text)):
+        told = pieces("hermes", [text[:i]])
+        assert (calls_of(told), sum_of(told, Content)) == ([("write", "{}")], ""), i
+
+
 EMPTY = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>"
 
 

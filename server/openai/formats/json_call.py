@@ -110,13 +110,13 @@ class _Steps:
 
     def close(self, marker: str) -> list[Piece]:
         told: list[Piece] = []
-        has_call = self._is_open or self._n_calls > 0
+        was_open = self._is_open  # then what is left belongs to the call's object
         if self._is_open and (marker or self._value.done):  # else the reply was cut, and so is the call
             self._is_open = False
             told.append(CallEnd())
         if self._step == self._failed:
             return [*told, Content(marker)]
-        silent = has_call and self._is_silent(self._raw)
+        silent = was_open or (self._n_calls > 0 and self._is_silent(self._raw))
         return told if silent else [*told, Content(self._raw + marker)]
 
     def _is_silent(self, text: str) -> bool:
@@ -202,8 +202,10 @@ class JsonCalls(_Steps):
                 is_wrong = self._name is not None
             elif self._key in self._keys.arguments:
                 is_wrong = self._given is not None
-            else:
+            elif self._name is None or self._given is None:  # behind both, models add keys of their own
                 is_wrong = self._key not in self._keys.others
+            else:
+                is_wrong = False
             if is_wrong:
                 self._fail()
 
