@@ -85,6 +85,7 @@ class FormattedText:
     def __init__(self, reading: Reading, prompt_tail: str) -> None:
         self.may_end = reading.most_calls is not None
         self._silent = reading.silent
+        self._longest = max(map(len, reading.silent), default=0)
         self._parser = parser_of(
             reading.known.format,
             reading.tools,
@@ -107,16 +108,23 @@ class FormattedText:
         # Without pieces the text cannot be divided among its tokens: all count as what the last of them is.
         n_tokens = 1 if delta.pieces else len(delta.token_ids)
         for text in delta.pieces or (delta.text,):
-            if text in self._silent:
+            spoken = self._spoken(text)
+            if text and not spoken:
                 continue
             was_thinking = self._parser.is_thinking
-            pieces += self._parser.feed(text)
+            pieces += self._parser.feed(spoken)
             if self.n_reasoning is not None and (was_thinking or self._parser.is_thinking):
                 self.n_reasoning += n_tokens
         return self._counted(joined(pieces))
 
     def finish(self) -> Sequence[Piece]:
         return self._counted(self._parser.finish())
+
+    def _spoken(self, text: str) -> str:
+        """A token's text without that of a token to leave out. Before this may stand what a stop string held back."""
+        first = max(0, len(text) - self._longest)
+        begins = (i for i in range(first, len(text)) if text[i:] in self._silent)
+        return text[: next(begins, len(text))]
 
     def reason(self, done: Done) -> str:
         is_called = self._has_calls and self._n_open == 0

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from slipstream.engine.api import Delta
+from slipstream.engine.text.text_stream import TextStream
 from slipstream.engine.text.tokenizer import Tokenizer
 from slipstream.server.openai.formats.format import (
     CallArguments,
@@ -22,7 +24,8 @@ from slipstream.server.openai.formats.format import (
     joined,
 )
 from slipstream.server.openai.formats.known import BY_NAME
-from slipstream.server.openai.formats.reading import parser_of
+from slipstream.server.openai.formats.reading import Known, parser_of
+from slipstream.server.openai.reply_text import Reading
 from tests.unit.test_derived_formats import DEMO, call, found, reply
 from tests.unit.test_formats import calls_of, sum_of
 
@@ -356,3 +359,15 @@ def test_a_parameter_is_told_when_the_next_one_begins() -> None:
     parser = parser_of(BY_NAME["qwen3-coder"], TOOLS, "")
     parser.feed("<tool_call>\n<function=write>\n<parameter=path>\na\n</parameter>\n")
     assert [type(one) for one in parser.feed("<parameter=")][:1] == [CallStart]
+
+
+@pytest.mark.parametrize("stop", [(), ("\n\nUser:",), ("i\nx", "<|stop"), ("Hi\n<|x",)])
+def test_an_unused_control_token_is_left_out_behind_text_that_was_held(stop: tuple[str, ...]) -> None:
+    tokenizer = Tokenizer(DEMO)
+    known = Known(BY_NAME["hermes"], controls=frozenset(tokenizer.control_ids))
+    text = Reading(known=known, tools=TOOLS, silent=known.silent)("")
+    stream = TextStream(tokenizer, (), stop, skip_special=False)
+    ids = tokenizer.encode("Hi\n<|endoftext|><|im_start|>there<", add_special=False)
+    tokens = [(one, stream.push(one)) for one in ids] + [(0, stream.flush())]
+    told = [piece for one, shown in tokens for piece in text.feed(Delta(shown, (one,), (None,), (shown,)))]
+    assert joined([*told, *text.finish()]) == [Content("Hi\nthere<")]
