@@ -120,7 +120,7 @@ REFUSED: list[tuple[str, Any, type[LoadError], str]] = [
     (".attention.value_scale", -0.5, UnsupportedModel, "value_scale = -0.5: must be at least 0"),
     (".attention.value_scale", "half", UnsupportedModel, "value_scale = 'half': must be a finite number"),
     (".rope.dimension_count", 7, UnsupportedModel, "7 rotated dimensions, must be even"),
-    (".rope.dimension_count", 26, UnsupportedModel, "26 rotated dimensions, must be even and at most"),
+    (".rope.dimension_count", 26, UnsupportedModel, "partial_rotary_factor = "),
     (".rope.dimension_count_swa", 4, UnsupportedModel, "rope.dimension_count_swa = 4: not supported"),
     (".rope.scaling.type", "yarn", UnsupportedModel, "mimo2.rope.scaling.type = 'yarn': not supported"),
     (".rope.scaling.factor", 4.0, UnsupportedModel, "mimo2.rope.scaling.factor = 4.0: not supported"),
