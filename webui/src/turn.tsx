@@ -9,6 +9,7 @@ import { Pay } from "./pay";
 import { Thumbnails, Unkept } from "./thumbnails";
 import type { Reply } from "./reply";
 import { chooseBranch, conversation, goOn, isWriting, regenerate, send } from "./sending";
+import { isReady } from "./server";
 import { tinted } from "./settings";
 import { grouped } from "./tally";
 import { Tokens } from "./tokens";
@@ -78,8 +79,11 @@ export function QuestionTurn({ node, isSent }: { node: Question; isSent: boolean
 }
 
 function Edited({ node, text }: { node: Question; text: { value: string | null } }) {
+  // What is sent while a reply is written would be neither sent nor here any more.
+  const canSend = isReady.value && !isWriting() && !isEmpty({ ...node, text: text.value ?? "" });
   const done = (event: Event) => {
     event.preventDefault();
+    if (!canSend) return;
     const changed = text.value ?? "";
     text.value = null;
     send({ ...node, text: changed }, node.parent);
@@ -93,13 +97,17 @@ function Edited({ node, text }: { node: Question; text: { value: string | null }
         aria-label="Message"
         ref={(field) => field?.focus()}
         onInput={(event) => (text.value = event.currentTarget.value)}
-        onKeyDown={(event) => event.key === "Escape" && (text.value = null)}
+        onKeyDown={(event) => {
+          if (event.key !== "Escape") return;
+          event.stopPropagation(); // it would stop a reply, too
+          text.value = null;
+        }}
       />
       <div class="actions">
         <button type="button" class="quiet" onClick={() => (text.value = null)}>
           Cancel
         </button>
-        <button type="submit" disabled={isEmpty({ ...node, text: text.value ?? "" })}>
+        <button type="submit" disabled={!canSend}>
           Send
         </button>
       </div>

@@ -1,0 +1,72 @@
+"""What a user does while a reply is written, or in another tab: nothing written is lost, nothing deleted comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from threading import Event
+from typing import Any
+
+import pytest
+
+from slipstream.engine.api import Request
+from slipstream.engine.errors import EngineFault
+from tests.browser.driving import ask, opened, prompts, say
+from tests.http.fake import Step, delta, done
+from tests.http.serving import Served, served
+
+playwright = pytest.importorskip("playwright.sync_api")
+expect = playwright.expect
+
+BODY = ".answer .body"
+EDITED = ".editing textarea"
+
+
+class Held:
+    """A script that says a word and then waits to be let go on."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails = fails
+        self.go = Event()
+
+    def __call__(self, request: Request) -> Iterator[Step]:
+        yield delta("begun ")
+        while not self.go.is_set():
+            yield 0.02
+        if self.fails:
+            raise EngineFault("broken")
+        yield delta("ended")
+        yield done(request, 2)
+
+
+def is_writing(page: Any, server: Served, *, fails: bool = False) -> Held:
+    """Send a message whose answer has begun and does not end by itself."""
+    held = server.engine.script = Held(fails)
+    say(page, "second")
+    expect(page.locator(".answer.writing .body")).to_have_text("begun")
+    return held
+
+
+def test_an_edit_waits_for_the_reply_that_is_written(page: Any) -> None:
+    with served() as server:
+        opened(page, server)
+        ask(page, "first")
+        page.locator(".question .edit").first.click()
+        page.fill(EDITED, "first, changed")
+        held = is_writing(page, server)
+        expect(page.locator(".editing [type=submit]")).to_be_disabled()
+        held.go.set()
+        page.click(".editing [type=submit]")
+        expect(page.locator(".question > pre")).to_have_text(["first, changed"])
+        assert prompts(server)[-1] == [("user", "first, changed")]
+
+
+def test_escape_leaves_an_edit_and_not_the_reply(page: Any) -> None:
+    with served() as server:
+        opened(page, server)
+        ask(page, "first")
+        page.locator(".question .edit").first.click()
+        held = is_writing(page, server)
+        page.press(EDITED, "Escape")
+        expect(page.locator(EDITED)).to_have_count(0)
+        held.go.set()
+        expect(page.locator(BODY).last).to_have_text("begun ended")
