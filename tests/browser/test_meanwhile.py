@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -70,3 +71,18 @@ def test_escape_leaves_an_edit_and_not_the_reply(page: Any) -> None:
         expect(page.locator(EDITED)).to_have_count(0)
         held.go.set()
         expect(page.locator(BODY).last).to_have_text("begun ended")
+
+
+def test_files_that_were_attached_meanwhile_stay(page: Any, tmp_path: Path) -> None:
+    for name in ("sent", "later"):
+        (tmp_path / f"{name}.txt").write_text(name)
+    with served() as server:
+        opened(page, server)
+        page.set_input_files("#files", tmp_path / "sent.txt")
+        expect(page.locator(".attachments li")).to_have_count(1)
+        held = is_writing(page, server, fails=True)
+        page.set_input_files("#files", tmp_path / "later.txt")
+        expect(page.locator(".attachments li")).to_contain_text(["later.txt"])
+        held.go.set()
+        expect(page.locator(".trouble")).to_be_visible()
+        expect(page.locator(".attachments li")).to_contain_text(["sent.txt", "later.txt"])

@@ -130,7 +130,7 @@ function enter({ id, conversation: into, question, parent, reply }: Attempt): vo
 
 function giveBack({ text, files, pictures }: Question): void {
   draft.value = draft.value && draft.value !== text ? `${text}\n\n${draft.value}` : text;
-  draftFiles.value = files;
+  draftFiles.value = [...files, ...draftFiles.value.filter((one) => !files.includes(one))];
   const added = draftPictures.value.filter((one) => !pictures?.includes(one));
   draftPictures.value = [...(pictures ?? []), ...added];
 }
