@@ -12,7 +12,7 @@ import pytest
 from slipstream.engine.api import Request
 from slipstream.engine.errors import EngineFault
 from tests.browser.driving import ask, opened, prompts, say
-from tests.http.fake import Step, delta, done
+from tests.http.fake import Step, delta, done, words
 from tests.http.serving import Served, served
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -86,3 +86,20 @@ def test_files_that_were_attached_meanwhile_stay(page: Any, tmp_path: Path) -> N
         held.go.set()
         expect(page.locator(".trouble")).to_be_visible()
         expect(page.locator(".attachments li")).to_contain_text(["sent.txt", "later.txt"])
+
+
+@pytest.mark.parametrize("buttons", [["[aria-label='Delete first']"], ["#delete-all", "#delete-all"]])
+def test_a_chat_that_is_deleted_does_not_come_back(page: Any, buttons: list[str]) -> None:
+    with served() as server:
+        opened(page, server)
+        ask(page, "first")
+        is_writing(page, server)
+        for button in buttons:
+            page.click(button)
+        expect(page.locator("article")).to_have_count(0)
+        server.engine.script = words
+        ask(page, "another")  # kept after all that was on its way
+        expect(page.locator("#chats a")).to_have_text(["another"])
+        page.reload()
+        expect(page.locator(BODY)).to_contain_text("w0 w1")
+        expect(page.locator("#chats a")).to_have_text(["another"])

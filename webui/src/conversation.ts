@@ -53,6 +53,7 @@ export class Conversation {
   leaf: string | null = null;
   title = "";
   changed = 0;
+  isForgotten = false; // deleted, and not to be kept again
 
   constructor(readonly id = freshId()) {}
 

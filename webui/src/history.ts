@@ -36,7 +36,7 @@ async function asked<T>(mode: IDBTransactionMode, ask: (store: IDBObjectStore) =
 }
 
 export async function keep(conversation: Conversation): Promise<void> {
-  if (!conversation.nodes.size) return;
+  if (!conversation.nodes.size || conversation.isForgotten) return;
   const saved = conversation.saved();
   try {
     await asked("readwrite", (store) => store.put(withoutImages(saved)));
@@ -45,6 +45,7 @@ export async function keep(conversation: Conversation): Promise<void> {
     return;
   }
   await keepImages(saved);
+  if (conversation.isForgotten) return; // in the meantime
   const { id, title, changed } = conversation;
   list([{ id, title, changed }, ...entries.value.filter((one) => one.id !== id)]);
 }

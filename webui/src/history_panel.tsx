@@ -3,7 +3,7 @@
 import { useSignal, useSignalEffect } from "@preact/signals";
 import { useRef } from "preact/hooks";
 import { entries, exported, imported, isKept, remove, removeAll, search } from "./history";
-import { conversation, startOver } from "./sending";
+import { conversation, forgetConversation, startOver } from "./sending";
 
 function download(file: Blob, name: string): void {
   const link = document.createElement("a");
@@ -71,7 +71,7 @@ export function HistoryPanel({ chosen }: { chosen: () => void }) {
               class="plain"
               aria-label={`Delete ${one.title}`}
               onClick={() => {
-                if (one.id === conversation.value.id) startOver();
+                if (one.id === conversation.value.id) forgetConversation();
                 void remove(one.id);
               }}
             >
@@ -119,7 +119,7 @@ function DeleteAll() {
   const isSure = useSignal(false);
   const press = () => {
     if (isSure.value) {
-      startOver();
+      forgetConversation();
       void removeAll();
     }
     isSure.value = !isSure.value;

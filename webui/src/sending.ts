@@ -177,6 +177,12 @@ export function startOver(): void {
   location.hash = "#/chat";
 }
 
+// Where the conversation is deleted: a reply that is being written would bring it back as it stops.
+export function forgetConversation(): void {
+  conversation.value.isForgotten = true;
+  startOver();
+}
+
 function leave(): void {
   stop();
   attempt.value = null;
