@@ -103,3 +103,34 @@ def test_a_chat_that_is_deleted_does_not_come_back(page: Any, buttons: list[str]
         page.reload()
         expect(page.locator(BODY)).to_contain_text("w0 w1")
         expect(page.locator("#chats a")).to_have_text(["another"])
+
+
+def test_two_tabs_add_to_one_chat(page: Any) -> None:
+    with served() as server:
+        opened(page, server)
+        ask(page, "first")
+        expect(page.locator("#chats a")).to_have_count(1)
+        other = page.context.new_page()
+        opened(other, server, f"/{page.evaluate('location.hash')}")
+        expect(other.locator(".question > pre")).to_have_text(["first"])
+        for tab, text in ((page, "from here"), (other, "from there")):
+            ask(tab, text)
+            page.wait_for_function(KEPT, arg=text)
+        page.reload()
+        expect(page.locator(".question .branches")).to_have_text("‹2 / 2›")
+        expect(page.locator(".question > pre")).to_have_text(["first", "from there"])
+        page.locator(".question .branches button").first.click()
+        expect(page.locator(".question > pre")).to_have_text(["first", "from here"])
+
+
+# Whether a message is in the database.
+KEPT = """text => new Promise(found => {
+    const opening = indexedDB.open("slipstream", 1)
+    opening.onsuccess = () => {
+        const all = opening.result.transaction("conversations").objectStore("conversations").getAll()
+        all.onsuccess = () => {
+            opening.result.close()
+            found(all.result.some(one => one.nodes.some(node => node.text === text)))
+        }
+    }
+})"""

@@ -39,7 +39,7 @@ export async function keep(conversation: Conversation): Promise<void> {
   if (!conversation.nodes.size || conversation.isForgotten) return;
   const saved = conversation.saved();
   try {
-    await asked("readwrite", (store) => store.put(withoutImages(saved)));
+    await merge(withoutImages(saved));
   } catch {
     isKept.value = false;
     return;
@@ -48,6 +48,22 @@ export async function keep(conversation: Conversation): Promise<void> {
   if (conversation.isForgotten) return; // in the meantime
   const { id, title, changed } = conversation;
   list([{ id, title, changed }, ...entries.value.filter((one) => one.id !== id)]);
+}
+
+// Puts a conversation where it was, with the messages that another tab has added there since.
+async function merge(saved: SavedConversation): Promise<void> {
+  const transaction = (await database()).transaction(STORE, "readwrite");
+  const store = transaction.objectStore(STORE);
+  return new Promise((resolve, reject) => {
+    transaction.oncomplete = () => resolve();
+    transaction.onabort = () => reject(transaction.error);
+    const earlier: IDBRequest<SavedConversation | undefined> = store.get(saved.id);
+    earlier.onsuccess = () => {
+      const mine = new Set(saved.nodes.map(({ id }) => id));
+      const others = earlier.result?.nodes.filter(({ id }) => !mine.has(id)) ?? [];
+      store.put({ ...saved, nodes: [...others, ...saved.nodes] });
+    };
+  });
 }
 
 function list(found: Entry[]): void {
