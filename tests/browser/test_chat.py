@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
+from slipstream.engine.api import Request
 from tests.browser.driving import ANSWER, ask, opened, prompts, say, says, wait_for_paint
-from tests.http.fake import INFO, FakeEngine, words
+from tests.http.fake import INFO, FakeEngine, Step, delta, done, words
 from tests.http.serving import served
 from tests.http.test_tools import CALL, TEMPLATE, THOUGHT, WEATHER
 
@@ -177,6 +180,34 @@ def test_what_was_cut_goes_on(page: Any) -> None:
         assert request.prompt.messages[-1]["content"] == "The first half"
         ask(page, "more")
         assert prompts(server)[2][1] == ("assistant", "The first half and the second.")
+
+
+def test_what_was_stopped_goes_on_and_is_counted(page: Any) -> None:
+    """The server tells nothing of the part that was stopped, whose tokens are none of the next part's rate."""
+    gate = Event()
+
+    def goes_on(request: Request) -> Iterator[Step]:
+        yield 0.5  # longer than the page waits with a rate
+        yield delta("and ")
+        while not gate.is_set():
+            yield 0.02
+        yield delta("on")
+        yield done(request, 2)
+
+    with served(FakeEngine(script=lambda request: words(request, delay_s=0.3))) as server:
+        opened(page, server)
+        say(page, "hello")
+        expect(page.locator(BODY)).to_contain_text("w0 w1 w2")
+        page.click("#send")
+        expect(page.locator(".figures")).to_have_text("stopped")
+        n = len(page.locator(BODY).inner_text().split())
+        server.engine.script = goes_on
+        page.click("text=Continue")
+        expect(page.locator(BODY)).to_contain_text("and")
+        page.wait_for_timeout(100)
+        assert page.locator(".figures").inner_text() == ""  # one token has no rate
+        gate.set()
+        expect(page.locator(".figures")).to_contain_text(f"{n + 2} tokens")
 
 
 def test_chats_are_kept_found_and_deleted(page: Any) -> None:

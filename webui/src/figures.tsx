@@ -33,9 +33,9 @@ export function Shares({ reply }: { reply: Reply }) {
 
 function soFar(reply: Reply): string | null {
   const seconds = (reply.lastAt - reply.startedAt) / 1000;
-  const n = reply.trail.n;
+  const n = reply.trail.n - reply.nBefore;
   if (seconds < 0.2 || n < 2) return null;
-  return `${grouped(n)} tokens · ${((n - 1) / seconds).toFixed(1)} tokens/s`;
+  return `${grouped(reply.trail.n)} tokens · ${((n - 1) / seconds).toFixed(1)} tokens/s`;
 }
 
 export function figuresOf(reply: Reply): [text: string, meaning?: string][] {
@@ -43,7 +43,8 @@ export function figuresOf(reply: Reply): [text: string, meaning?: string][] {
   const told: [string, string?][] = [];
   if (end) {
     const { timings, speculation } = end;
-    told.push([`${grouped(timings.predicted_n)} tokens`]);
+    // Of a part that was stopped the server told no figures.
+    told.push([`${grouped(Math.max(timings.predicted_n, reply.trail.n))} tokens`]);
     told.push([`${timings.predicted_per_second.toFixed(1)} tokens/s`, "generated per second, prompt not counted"]);
     if (timings.prompt_n) {
       const cached = timings.cache_n ? `, ${grouped(timings.cache_n)} more from the cache` : "";

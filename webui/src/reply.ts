@@ -39,7 +39,8 @@ export class Reply {
   reason: string | null = null;
   continued = false;
   nParts = 1; // times it was begun or continued on this page
-  startedAt = 0; // of the first token, on the page's clock
+  nBefore = 0; // tokens of the parts before this one
+  startedAt = 0; // of this part's first token, on the page's clock
   lastAt = 0;
   readonly state = signal<State>("writing");
   readonly tick = signal(0); // rises, at most once a frame, when something came
@@ -68,7 +69,7 @@ export class Reply {
     const thought = delta.reasoning_content ?? delta.reasoning ?? "";
     this.trail.add(chunk.spec, thought + (delta.content ?? ""));
     this.lastAt = performance.now();
-    if (!this.startedAt && this.trail.n) this.startedAt = this.lastAt;
+    if (!this.startedAt && this.trail.n > this.nBefore) this.startedAt = this.lastAt;
     if (thought) this.think(thought);
     if (delta.content) this.say(delta.content);
     for (const part of delta.tool_calls ?? []) this.call(part);
@@ -154,6 +155,7 @@ export class Reply {
     this.continued = true;
     this.nParts++;
     this.thinksAloud = "no";
+    this.nBefore = this.trail.n;
     this.startedAt = 0;
     this.reason = null;
     this.state.value = "writing";
