@@ -70,6 +70,20 @@ def whole(page: Any) -> None:
     expect(page.locator(f"{BODY} > :last-child")).to_contain_text("so on")
 
 
+@pytest.mark.parametrize("text", [">" * 4000, "> - " * 1400], ids=["quotes", "lists"])
+def test_quotes_too_deep_for_the_stack_are_shown_as_they_are(page: Any, text: str) -> None:
+    def repeats(request: Request) -> Iterator[Step]:
+        yield delta(text)
+        yield delta("\n\n**the end**\n")
+        yield done(request, 2)
+
+    with served(FakeEngine(script=repeats)) as server:
+        opened(page, server)
+        ask(page, "hello")
+        expect(page.locator(f"{BODY} p").first).to_have_text(text.strip())
+        expect(page.locator(f"{BODY} strong")).to_have_text("the end")
+
+
 def test_a_growing_reply_looks_as_a_finished_one(page: Any) -> None:
     """The blocks that were made while it came are those that a reload makes of the whole text."""
     with served(FakeEngine(script=says(MARKDOWN * 3))) as server:

@@ -25,9 +25,19 @@ const WRAPPERS: Record<string, keyof HTMLElementTagNameMap> = { strong: "strong"
 
 // `source` is the reply's text from `at` on.
 export function rendered(source: string, at: number): Rendered {
+  try {
+    return made(source, at, (maker, into) => maker.blocks(Lexer.lex(source, { gfm: true }), into));
+  } catch (error) {
+    if (!(error instanceof RangeError)) throw error;
+    // Quotes or lists so deep that the stack does not hold them, as of a model that only repeats `>`.
+    return made(source, at, (maker, into) => maker.plain(into));
+  }
+}
+
+function made(source: string, at: number, make: (maker: Maker, into: Node) => void): Rendered {
   const maker = new Maker(source, at);
   const nodes = document.createDocumentFragment();
-  maker.blocks(Lexer.lex(source, { gfm: true }), nodes);
+  make(maker, nodes);
   return { nodes, segments: maker.segments, colours: maker.colours };
 }
 
@@ -43,6 +53,11 @@ class Maker {
 
   blocks(tokens: Token[], into: Node): void {
     for (const token of tokens) this.within(token, () => this.block(token as Tokens.Generic, into));
+  }
+
+  // The source as it stands.
+  plain(into: Node): void {
+    this.leaf(this.source, child(into, "p"));
   }
 
   // Makes a token; afterwards everything of it counts as read.
