@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from slipstream.engine.api import Delta, Request
 from tests.browser.driving import as_tokens, ask, opened, painted, says, wait_for_paint
 from tests.browser.told import STEPS, told
-from tests.http.fake import FakeEngine
+from tests.http.fake import FakeEngine, Step, done
 from tests.http.serving import served
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -100,6 +102,18 @@ def test_arrow_keys_go_through_the_tokens(asked: Any, view: str) -> None:
     assert "no guess" in details(asked)
     asked.keyboard.press("Escape")
     expect(asked.locator(".inspector.shown")).to_have_count(0)
+
+
+def test_end_comes_to_the_last_token_that_has_a_text(page: Any) -> None:
+    def ends(request: Request) -> Iterator[Step]:
+        yield Delta("one two", (10, 11, 2), (None, None, None), ("one", " two", ""))
+        yield done(request, 3)
+
+    with served(FakeEngine(script=ends)) as server:
+        opened(page, server)
+        ask(page, "hello")
+        page.press(".answer .body", "End")
+        assert "token 2\n" in details(page)
 
 
 def test_a_server_that_tells_no_steps(page: Any) -> None:

@@ -69,7 +69,9 @@ export function heard(host: HTMLElement, reply: Reply, written: Written): () => 
     event.preventDefault();
     const now = inspected.value?.trail === trail ? inspected.value.token : -1;
     let token = Math.max(0, Math.min(trail.n - 1, now + step));
-    while (token >= 0 && token < trail.n && !show(token)) token += Math.sign(step) || 1;
+    // Tokens without a text are passed over: from an end inwards, as the last one often has none.
+    const on = Number.isFinite(step) ? step : -Math.sign(step);
+    while (token >= 0 && token < trail.n && !show(token)) token += on;
   };
   const listening = new AbortController();
   const { signal: until } = listening;
