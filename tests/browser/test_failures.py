@@ -58,6 +58,15 @@ def test_a_wrong_key(page: Any) -> None:
         expect(page.locator(f"{ANSWER} .figures")).to_contain_text("10 tokens")
 
 
+def test_a_key_in_any_script(page: Any) -> None:
+    with served(api_key="ключ") as server:
+        page.goto(server.url)
+        page.fill("#key", "ключ")
+        page.press("#key", "Tab")
+        expect(page.locator("#model")).to_have_text("fake/model")
+        ask(page, "hello")
+
+
 def test_a_conversation_that_is_too_long(page: Any) -> None:
     with served() as server:
         opened(page, server)

@@ -11,7 +11,9 @@ export const key = {
 };
 
 function headers(): Record<string, string> {
-  return key.get() ? { authorization: `Bearer ${key.get()}` } : {};
+  // A header's characters are bytes: here those of UTF-8, as other clients send them.
+  const bytes = String.fromCharCode(...new TextEncoder().encode(key.get()));
+  return bytes ? { authorization: `Bearer ${bytes}` } : {};
 }
 
 // "ok", "loading", "draining", "failed", or "unreachable".
