@@ -264,6 +264,13 @@ def test_chats_are_exported_and_imported(page: Any, tmp_path: Path) -> None:
         expect(page.locator("#history [role=status]")).to_contain_text("no exported conversations")
 
 
+def test_a_title_ends_with_a_whole_character(page: Any) -> None:
+    with served() as server:
+        opened(page, server)
+        ask(page, "a" * 58 + "😀" * 3)
+        expect(page.locator("#chats a")).to_have_text("a" * 58 + "😀…")
+
+
 def test_text_files_are_attached_and_others_refused(page: Any, tmp_path: Path) -> None:
     text, picture = tmp_path / "notes.py", tmp_path / "picture.png"
     text.write_text("x = 1\n```\n")

@@ -127,7 +127,8 @@ export class Conversation {
 
 function titleOf(question: Question): string {
   const words = question.text.trim().split(/\s+/).join(" ") || question.files[0]?.name || question.pictures?.[0]?.name || "";
-  return words.length > TITLE_LENGTH ? `${words.slice(0, TITLE_LENGTH - 1)}…` : words;
+  const letters = [...words]; // a character may be two of a string's units
+  return letters.length > TITLE_LENGTH ? `${letters.slice(0, TITLE_LENGTH - 1).join("")}…` : words;
 }
 
 // Attached files come first, each in a fence that is longer than any in it.
