@@ -264,6 +264,35 @@ def test_chats_are_exported_and_imported(page: Any, tmp_path: Path) -> None:
         expect(page.locator("#history [role=status]")).to_contain_text("no exported conversations")
 
 
+QUESTION = {"id": "q", "parent": None, "kind": "question", "text": "hello", "files": []}
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"parent": "q"},
+        {"text": 1},
+        {"files": None},
+        {"files": [{"name": "no text"}]},
+        {"pictures": 5},
+        {"kind": "answer", "reply": {"text": "", "trail": {"pieces": []}}},
+    ],
+    ids=lambda one: ",".join(one),
+)
+def test_broken_chats_are_not_imported(page: Any, tmp_path: Path, broken: dict[str, Any]) -> None:
+    """Opened, they took the page with them, again after every reload."""
+    file = tmp_path / "chats.json"
+    chat = {"id": "c", "title": "whole", "changed": 5, "leaf": "q"}
+    chats = [chat | {"nodes": [QUESTION]}, chat | {"id": "b", "nodes": [QUESTION | broken]}]
+    file.write_text(json.dumps({"format": "slipstream-conversations", "version": 1, "conversations": chats}))
+    with served() as server:
+        opened(page, server)
+        page.set_input_files("#import-file", file)
+        expect(page.locator("#history [role=status]")).to_have_text("1 conversation imported.")
+        page.click("#chats a")
+        expect(page.locator(".question > pre")).to_have_text("hello")
+
+
 def test_a_title_ends_with_a_whole_character(page: Any) -> None:
     with served() as server:
         opened(page, server)

@@ -30,7 +30,8 @@ export interface Answer {
 }
 
 export type Node = Question | Answer;
-export type SavedNode = Question | (Omit<Answer, "reply"> & { reply: SavedReply });
+export type SavedAnswer = Omit<Answer, "reply"> & { reply: SavedReply };
+export type SavedNode = Question | SavedAnswer;
 
 export interface SavedConversation {
   id: string;

@@ -2,7 +2,7 @@
 
 import { signal } from "@preact/signals";
 import { forgetAllImages, forgetImages, keepImages, withImages, withoutImages } from "./album";
-import type { Conversation, SavedConversation } from "./conversation";
+import type { Conversation, Question, SavedAnswer, SavedConversation, SavedNode } from "./conversation";
 
 export interface Entry {
   id: string;
@@ -145,6 +145,34 @@ function isWhole(one: SavedConversation): boolean {
     typeof one.title === "string" &&
     typeof one.changed === "number" &&
     Array.isArray(one.nodes) &&
-    one.nodes.every((node) => typeof node?.id === "string" && (node.kind === "question" || !!node.reply?.trail?.pieces))
+    one.nodes.every((node) => typeof node?.id === "string" && (node.kind === "question" ? isQuestion(node) : isAnswer(node))) &&
+    isTree(one.nodes)
   );
+}
+
+// What a view relies on: one that fails would take the page with it, also after a reload.
+function isQuestion({ text, files, pictures }: Question): boolean {
+  const isNamed = (one: { name: string }) => typeof one?.name === "string";
+  return (
+    typeof text === "string" &&
+    Array.isArray(files) &&
+    files.every((file) => isNamed(file) && typeof file.text === "string") &&
+    (pictures === undefined || (Array.isArray(pictures) && pictures.every(isNamed)))
+  );
+}
+
+function isAnswer({ reply }: SavedAnswer): boolean {
+  const trail = reply?.trail;
+  const lists = [reply?.calls, trail?.pieces, trail?.sources, trail?.steps, trail?.stretches?.text, trail?.stretches?.thinking];
+  return typeof reply?.text === "string" && typeof reply.thinking === "string" && lists.every(Array.isArray);
+}
+
+// Whether the way from every message to the first one ends.
+function isTree(nodes: SavedNode[]): boolean {
+  const parents = new Map(nodes.map(({ id, parent }) => [id, parent]));
+  return nodes.every(({ id }) => {
+    let at: string | null | undefined = id;
+    for (let n = 0; at; n++, at = parents.get(at)) if (n > nodes.length) return false;
+    return true;
+  });
 }
