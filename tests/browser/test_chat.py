@@ -196,6 +196,19 @@ def test_what_was_cut_goes_on(page: Any) -> None:
         assert prompts(server)[2][1] == ("assistant", "The first half and the second.")
 
 
+def test_a_call_that_was_cut_does_not_go_on(page: Any) -> None:
+    """It would be made anew behind its text, and written into the first one."""
+    engine = FakeEngine(script=says("Let me see. " + CALL.removesuffix("</tool_call>"), "length"))
+    engine.info = replace(INFO, chat_template=TEMPLATE)
+    with served(engine) as server:
+        opened(page, server)
+        page.fill("#tools", json.dumps([WEATHER]))
+        ask(page, "hello")
+        expect(page.locator(".call strong")).to_have_text("get_weather")
+        expect(page.locator(".figures")).to_contain_text("cut at the limit")
+        assert page.locator("text=Continue").count() == 0
+
+
 def test_what_was_stopped_goes_on_and_is_counted(page: Any) -> None:
     """The server tells nothing of the part that was stopped, whose tokens are none of the next part's rate."""
     gate = Event()

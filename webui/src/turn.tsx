@@ -213,7 +213,8 @@ function Views({ asTokens }: { asTokens: Signal<boolean> }) {
 function Actions({ answer, hasPay }: { answer: Answer; hasPay: Signal<boolean> }) {
   const { reply } = answer;
   const busy = isWriting();
-  const canGoOn = reply.reason === "length" || reply.state.value === "stopped";
+  const isCut = reply.reason === "length" || reply.state.value === "stopped";
+  const canGoOn = isCut && !reply.calls.length; // only text goes on: behind it the call would come once more
   return (
     <>
       <Branches node={answer} />
