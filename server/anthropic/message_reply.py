@@ -44,9 +44,6 @@ class MessageReply:
         self._n_prompt = len(stream.prompt_ids)
         self._head = {"id": job.id, "type": "message", "role": "assistant", "model": info.name}
 
-    def may_end(self, index: int) -> bool:
-        return self._text.may_end
-
     def is_ended(self, index: int) -> bool:
         return self._text.is_ended
 

@@ -74,9 +74,6 @@ class NativeReply:
         self._info = info
         self._choices = [_Choice(job.wanted.text(one.prompt_tail), len(one.prompt_ids)) for one in streams]
 
-    def may_end(self, index: int) -> bool:
-        return bool(self._choices[index].text.may_end)
-
     def is_ended(self, index: int) -> bool:
         return bool(self._choices[index].text.is_ended)
 
@@ -92,8 +89,7 @@ class NativeReply:
                 return ()
             chunk = {**self._chunk(index, "", ()), "prompt_progress": prompt_progress(happened)}
             return (event(chunk | ({"timings": timings} if self._job.timings else {})),)
-        delta = delta_of(happened)
-        content = self._add(index, delta)
+        content, delta = self._add(index, delta_of(happened))
         chunk = self._chunk(index, content, delta.token_ids)
         if self._job.timings:
             chunk["timings"] = one.timings.after(delta)
@@ -119,11 +115,13 @@ class NativeReply:
     def failed(self, problem: Problem) -> bytes:
         return event(problem.content())
 
-    def _add(self, index: int, delta: Delta) -> str:
+    def _add(self, index: int, given: Delta) -> tuple[str, Delta]:
+        """The text that a step adds, and the step up to the text's end."""
         one = self._choices[index]
+        pieces, delta = one.text.read(given)
         one.token_ids += delta.token_ids
         one.judged += delta.logprobs
-        return one.add(one.text.feed(delta))
+        return one.add(pieces), delta
 
     def _chunk(self, index: int, content: str, token_ids: Sequence[int]) -> dict[str, Any]:
         one = self._choices[index]

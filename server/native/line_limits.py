@@ -11,21 +11,20 @@ from collections.abc import Callable, Sequence
 
 from slipstream.engine.api import Delta, Done
 from slipstream.server.openai.formats.format import Content, Piece
+from slipstream.server.openai.reply_text import ReplyText
 
 LINES = re.compile(r"[^\n]*\n|[^\n]+")
 
 
-class LimitedText:
-    """Text in which every character is content, up to the limits: a `ReplyText`."""
+class LimitedText(ReplyText):
+    """Text in which every character is content, up to the limits."""
 
-    n_reasoning: int | None = None
+    is_ended = False
 
     def __init__(
         self, n_indent: int = 0, seconds: float = 0.0, now: Callable[[], float] = time.monotonic
     ) -> None:
         """n_indent: least white space before each line but the first; seconds: since the first text; 0: no limit."""
-        self.may_end = n_indent > 0 or seconds > 0
-        self.is_ended = False
         self._n_indent = n_indent
         self._seconds = seconds
         self._now = now
@@ -36,10 +35,13 @@ class LimitedText:
     def feed(self, delta: Delta) -> Sequence[Piece]:
         self._began = self._now() if self._began is None else self._began
         kept = ""
-        for part in LINES.findall(delta.text):
-            kept += self._seen(part)
-            if self.is_ended:
-                break
+        self.n_read = len(delta.pieces)
+        for n_read, text in enumerate(delta.pieces or (delta.text,), 1):
+            for part in LINES.findall(text):
+                kept += self._seen(part)
+                if self.is_ended:
+                    self.n_read = n_read
+                    return (Content(kept),)
         return (Content(kept),)
 
     def finish(self) -> Sequence[Piece]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from itertools import accumulate
 
 from slipstream.engine.api import (
     AsyncEngine,
@@ -127,44 +125,13 @@ def _done(happened: Done | Failed) -> Done:
 
 
 async def _wanted(reply: Reply, streams: Sequence[EventStream]) -> AsyncGenerator[tuple[int, Event], None]:
-    """Events of all choices. A choice whose further text would not be sent (`is_ended`) is asked to finish.
-
-    What is sent of it does not depend on how many tokens came in a step.
-    """
-    n_sent = [0] * len(streams)  # characters
+    """Events of all choices. A choice whose further text would not be sent (`is_ended`) is asked to finish."""
     async with aclosing(_merged(streams)) as events:
         async for index, happened in events:
-            if not isinstance(happened, Delta):
-                yield index, happened
+            if isinstance(happened, Delta) and reply.is_ended(index):
+                streams[index].finish()
                 continue
-            for delta in by_token(happened, n_sent[index]) if reply.may_end(index) else (happened,):
-                if reply.is_ended(index):
-                    streams[index].finish()
-                    break
-                yield index, delta
-            n_sent[index] += len(happened.text)
-
-
-def by_token(delta: Delta, n_before: int) -> Sequence[Delta]:
-    """The delta as steps of one token each. n_before: characters of the text before it."""
-    n = len(delta.token_ids)
-    if n < 2 or len(delta.pieces) != n:
-        return (delta,)
-    ends = [n_before + n_characters for n_characters in accumulate(map(len, delta.pieces))]
-    owners = [min(bisect_right(ends, one.offset), n - 1) for one in delta.logprobs]
-    return [
-        Delta(
-            piece,
-            (token_id,),
-            (source,),
-            (piece,),
-            tuple(one for one, owner in zip(delta.logprobs, owners, strict=True) if owner == i),
-            delta.steps if i == 0 else (),
-        )
-        for i, (token_id, source, piece) in enumerate(
-            zip(delta.token_ids, delta.sources, delta.pieces, strict=True)
-        )
-    ]
+            yield index, happened
 
 
 async def _merged(streams: Sequence[EventStream]) -> AsyncGenerator[tuple[int, Event], None]:

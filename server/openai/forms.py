@@ -42,10 +42,6 @@ class _ChatChoice:
         self._logprobs: list[TokenLogprob] = []
 
     @property
-    def may_end(self) -> bool:
-        return self.text.may_end
-
-    @property
     def is_ended(self) -> bool:
         return self.text.is_ended
 
@@ -61,8 +57,8 @@ class _ChatChoice:
         return _choice(self.index, {"delta": {}}, None)
 
     def piece(self, happened: Echo | Delta) -> dict[str, Any]:
-        delta = delta_of(happened)
-        body = {"delta": self.message.add(self.text.feed(delta))}
+        pieces, delta = self.text.read(delta_of(happened))
+        body = {"delta": self.message.add(pieces)}
         return _choice(self.index, body | self._given(delta.token_ids), self._table(delta.logprobs))
 
     def ending(self, done: Done) -> list[dict[str, Any]]:
@@ -74,8 +70,8 @@ class _ChatChoice:
         if isinstance(happened, Echo):
             self._root |= _of_prompt(happened, self.wanted)
             return
-        delta = delta_of(happened)
-        self.message.add(self.text.feed(delta))
+        pieces, delta = self.text.read(delta_of(happened))
+        self.message.add(pieces)
         self._ids += delta.token_ids
         self._logprobs += delta.logprobs
 
@@ -100,7 +96,7 @@ class _ChatChoice:
 
 
 class _TextChoice:
-    may_end = is_ended = False
+    is_ended = False
     n_reasoning: int | None = None
 
     def __init__(self, index: int, wanted: Wanted, stream: EventStream) -> None:

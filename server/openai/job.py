@@ -40,9 +40,6 @@ class Reply(Protocol):
 
     closing: bytes  # what a stream ends with, also behind an error
 
-    def may_end(self, index: int) -> bool:
-        """Whether the text of the choice may end before the generation does: its tokens are read one by one then."""
-
     def is_ended(self, index: int) -> bool:
         """Whether no further text of the choice would be sent."""
 

@@ -28,10 +28,6 @@ class Choice(Protocol):
     """
 
     @property
-    def may_end(self) -> bool:
-        """Whether `is_ended` may become true."""
-
-    @property
     def is_ended(self) -> bool:
         """Whether no further text would be sent."""
 
@@ -95,10 +91,8 @@ class ChoicesReply:
         }
         self._root = self._choices[0].root()  # emptied once it was sent
 
-    def may_end(self, index: int) -> bool:
-        return self._choices[index].may_end
-
     def is_ended(self, index: int) -> bool:
+        """Whether no further text of the choice would be sent."""
         return self._choices[index].is_ended
 
     def opening(self) -> Iterator[bytes]:

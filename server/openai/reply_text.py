@@ -5,49 +5,72 @@ The parsers in `formats` split the text; which of them, and what a request wants
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
 
 from slipstream.engine.api import Delta, Done
 from slipstream.server.openai.formats.format import CallEnd, CallStart, Content, Piece, Tools, joined
 from slipstream.server.openai.formats.reading import Known, parser_of
 
 
-class ReplyText(Protocol):
+class ReplyText(ABC):
     """Reads a choice's text."""
 
-    @property
-    def n_reasoning(self) -> int | None:
-        """Tokens that were thinking; None if not counted."""
+    n_reasoning: int | None = None  # tokens that were thinking; None if not counted
+    n_read = 0  # pieces of what was fed last, up to the text's end
+    _n_before = 0  # characters that were fed before
 
     @property
-    def may_end(self) -> bool:
-        """Whether `is_ended` may become true. Call `feed` with one token at a time then."""
-
-    @property
+    @abstractmethod
     def is_ended(self) -> bool:
         """Whether no further text would be sent, so that the generation may end."""
 
-    def feed(self, delta: Delta) -> Sequence[Piece]:
-        """The pieces that more text makes; none while it is not known yet what the text is."""
+    def read(self, delta: Delta) -> tuple[Sequence[Piece], Delta]:
+        """The pieces that a step makes, and the step up to the text's end: with drafts there may be more in it."""
+        pieces = self.feed(delta)
+        if self.is_ended and self.n_read < len(delta.pieces):
+            delta = _beginning(delta, self.n_read, self._n_before)
+        self._n_before += len(delta.text)
+        return pieces, delta
 
+    @abstractmethod
+    def feed(self, delta: Delta) -> Sequence[Piece]:
+        """The pieces that more text makes; none while it is not known yet what the text is. Sets `n_read`."""
+
+    @abstractmethod
     def finish(self) -> Sequence[Piece]:
         """The pieces of the text that was held back, now that the text has ended."""
 
+    @abstractmethod
     def reason(self, done: Done) -> str:
         """The choice's `finish_reason`. Call it after `finish`."""
 
 
-class FreeText:
+def _beginning(delta: Delta, n: int, n_before: int) -> Delta:
+    """The first n tokens of a step. n_before: characters of the text before it."""
+    pieces = delta.pieces[:n]
+    text = "".join(pieces)
+    judged = tuple(one for one in delta.logprobs if one.offset < n_before + len(text))
+    return replace(
+        delta,
+        text=text,
+        token_ids=delta.token_ids[:n],
+        sources=delta.sources[:n],
+        pieces=pieces,
+        logprobs=judged,
+    )
+
+
+class FreeText(ReplyText):
     """Every character is content."""
 
-    n_reasoning: int | None = None
-    may_end = is_ended = False
+    is_ended = False
 
     def __init__(self, prompt_tail: str) -> None: ...
 
     def feed(self, delta: Delta) -> Sequence[Piece]:
+        self.n_read = len(delta.pieces)
         return (Content(delta.text),)
 
     def finish(self) -> Sequence[Piece]:
@@ -79,11 +102,10 @@ class Reading:
         )
 
 
-class FormattedText:
+class FormattedText(ReplyText):
     """Text in the model's format: a `ReplyText`."""
 
     def __init__(self, reading: Reading, prompt_tail: str) -> None:
-        self.may_end = reading.most_calls is not None
         self._silent = reading.silent
         self._longest = max(map(len, reading.silent), default=0)
         self._parser = parser_of(
@@ -107,7 +129,8 @@ class FormattedText:
         pieces: list[Piece] = []
         # Without pieces the text cannot be divided among its tokens: all count as what the last of them is.
         n_tokens = 1 if delta.pieces else len(delta.token_ids)
-        for text in delta.pieces or (delta.text,):
+        self.n_read = len(delta.pieces)
+        for n_read, text in enumerate(delta.pieces or (delta.text,), 1):
             spoken = self._spoken(text)
             if text and not spoken:
                 continue
@@ -115,6 +138,9 @@ class FormattedText:
             pieces += self._parser.feed(spoken)
             if self.n_reasoning is not None and (was_thinking or self._parser.is_thinking):
                 self.n_reasoning += n_tokens
+            if self.is_ended:
+                self.n_read = n_read
+                break
         return self._counted(joined(pieces))
 
     def finish(self) -> Sequence[Piece]:

@@ -65,9 +65,6 @@ class ResponseReply:
         self._timings = TimingsSoFar()
         self.response = {**begun(form.wire, job.id, info), "store": form.is_kept}
 
-    def may_end(self, index: int) -> bool:
-        return self._text.may_end
-
     def is_ended(self, index: int) -> bool:
         return self._text.is_ended
 
@@ -123,9 +120,9 @@ class ResponseReply:
         return (self._sent(event | ({"timings": timings} if self._job.timings else {})),)
 
     def _add(self, happened: Happened) -> list[Event]:
-        delta = delta_of(happened)
+        pieces, delta = self._text.read(delta_of(happened))
         table = logprobs.of_chat(delta.logprobs) if self._job.wanted.logprobs is not None else None
-        return self._output.add(self._text.feed(delta), table["content"] if table else ())
+        return self._output.add(pieces, table["content"] if table else ())
 
     def _finish(self, ends: Sequence[Done]) -> list[Event]:
         """The last events of the output; the response is complete then."""
