@@ -47,6 +47,7 @@ class Serving:
     async def converted(
         self, engine: AsyncEngine, request: Request, wire: Model, convert: Convert[Model]
     ) -> Job:
+        """The job of a body that is read already. Raises `Refused`, `Overloaded`."""
         await wire.translated()
         return convert(wire, await self.caller(engine, request, tuple(wire.images())))
 

@@ -17,7 +17,7 @@ from slipstream.server.openai import wire_logprobs as logprobs
 from slipstream.server.openai.job import Happened, Job, Reply, delta_of
 from slipstream.server.openai.progress import TimingsSoFar, prompt_progress
 from slipstream.server.openai.tools import ToolChoice
-from slipstream.server.responses.input_items import AnyItem
+from slipstream.server.responses.input_items import AnyItem, shown
 from slipstream.server.responses.offered import Offered
 from slipstream.server.responses.output import Event, Output
 from slipstream.server.responses.wire import SEALED_THINKING, ResponsesRequest
@@ -29,7 +29,7 @@ ERROR_CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseForm:
-    """The dialect of a request. `keep` is called with a response that `is_kept` when it has ended.
+    """The dialect of a request. `keep` is called with a response that `is_kept` when it has ended, and with its input.
 
     items: the request's own input, references replaced by what they stand for.
     """
@@ -37,12 +37,17 @@ class ResponseForm:
     wire: ResponsesRequest
     items: Sequence[AnyItem]
     is_kept: bool
-    keep: Callable[[dict[str, Any]], None]
+    keep: Callable[[dict[str, Any], Sequence[dict[str, Any]]], None]
     id_prefix: str = PREFIX
     prompt_field: str = "input"
 
     def reply(self, job: Job, info: ModelInfo, streams: Sequence[EventStream]) -> Reply:
         return ResponseReply(self, job, info, streams[0])
+
+    def input_of(self, response_id: str) -> list[dict[str, Any]]:
+        """The request's items as they are listed; those without an id get one that says whose they are."""
+        key = response_id.removeprefix(PREFIX)
+        return [shown(one, f"in_{key}{index:04x}") for index, one in enumerate(self.items)]
 
 
 class ResponseReply:
@@ -150,7 +155,7 @@ class ResponseReply:
             **fields,
         }
         if self._form.is_kept:
-            self._form.keep(self.response)
+            self._form.keep(self.response, self._form.input_of(self.response["id"]))
 
     def _sent(self, one: Event) -> bytes:
         numbered = {**one, "sequence_number": self._n_events}

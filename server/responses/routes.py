@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, NamedTuple
@@ -28,9 +28,9 @@ from slipstream.server.openai.serving import Serving, answer, in_names, n_prompt
 from slipstream.server.report.meter import record
 from slipstream.server.responses import replies
 from slipstream.server.responses.conversation import before, fitting, resolved, response_job
-from slipstream.server.responses.input_items import AnyItem, images_of, shown
+from slipstream.server.responses.input_items import images_of
 from slipstream.server.responses.kept import Kept, KeptResponses
-from slipstream.server.responses.response import PREFIX, ResponseForm, ResponseReply
+from slipstream.server.responses.response import ResponseForm, ResponseReply
 from slipstream.server.responses.wire import ResponsesRequest
 
 # Fields of a chat by which errors would be named otherwise.
@@ -92,7 +92,11 @@ class Responses:
         tenant = tenant_of(request)
         own = await resolved(wire, self.kept, tenant)
         is_kept = wire.store is not False and self.kept.most > 0
-        form = ResponseForm(wire=wire, items=own, is_kept=is_kept, keep=self._keeping(wire, tenant, own))
+
+        def keep(body: dict[str, Any], given: Sequence[dict[str, Any]]) -> None:
+            self.kept.put(tenant, Kept(wire.previous_response_id, given, body))
+
+        form = ResponseForm(wire=wire, items=own, is_kept=is_kept, keep=keep)
         self.check_ended(tenant, wire.previous_response_id, "previous_response_id")
         earlier = await before(wire, self.kept, tenant)
         placed = (*images_of(earlier, "previous_response_id"), *images_of(own))
@@ -103,16 +107,6 @@ class Responses:
             return await fitting(engine, items, wire.max_output_tokens or 0, make)
         return make(items)
 
-    def _keeping(
-        self, wire: ResponsesRequest, tenant: str, items: Sequence[Any]
-    ) -> Callable[[dict[str, Any]], None]:
-        """What is done with the response when it has ended."""
-
-        def keep(body: dict[str, Any]) -> None:
-            self.kept.put(tenant, Kept(wire.previous_response_id, _given(items, body["id"]), body))
-
-        return keep
-
     async def start(self, engine: AsyncEngine, job: Job) -> dict[str, Any]:
         """Make a response in the background. Returns it as it is now. Raises what `submit` raises."""
         streams = await submit(engine, job)
@@ -122,7 +116,7 @@ class Responses:
         own = record()
         own.begin(engine.info.name, job.id, len(job.requests), job.n)
         own.background = task = asyncio.create_task(self._run(reply, streams))
-        self.running[key] = Running(reply, task, _given(job.form.items, job.id))
+        self.running[key] = Running(reply, task, job.form.input_of(job.id))
         task.add_done_callback(lambda _: self.running.pop(key))
         return reply.response
 
@@ -165,12 +159,6 @@ class Responses:
             message = "response_id: only responses with background can be cancelled; others end with their connection"
             raise bad_request(message, param="response_id")
         return found.body
-
-
-def _given(items: Sequence[AnyItem], response_id: str) -> list[dict[str, Any]]:
-    """The items of a request as they are listed; those without an id get one that says whose they are."""
-    key = response_id.removeprefix(PREFIX)
-    return [shown(one, f"in_{key}{index:04x}") for index, one in enumerate(items)]
 
 
 def tenant_of(request: Request) -> str:

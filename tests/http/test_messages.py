@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from slipstream.engine.api import Chat
+from slipstream.server.images.image_part import Content, joined
 from tests.http.fake import INFO, delta, done
 from tests.http.serving import Served, logged, until
 from tests.http.test_tools import CALL, SECOND, TEMPLATE, THOUGHT, says
@@ -285,11 +286,23 @@ def test_a_turn_that_only_thought_has_no_text(server: Served) -> None:
     assert (thinking["reasoning_content"], thinking["content"]) == ("hm", "")
 
 
-def test_blocks_of_a_turn_are_one_message_however_many(server: Served) -> None:
+def test_blocks_of_a_turn_are_joined_once_however_many(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by one they would be copied as often as there are more, while nobody else is answered."""
+    n_joined = 0
+
+    def counted(contents: Iterable[Content]) -> Content:
+        nonlocal n_joined
+        n_joined += 1
+        return joined(contents)
+
+    monkeypatch.setattr("slipstream.server.anthropic.content_blocks.joined", counted)
     blocks = [{"type": "text", "text": ""}, *[{"type": "text", "text": "a"}] * 200]
     message(server, messages=[{"role": "user", "content": blocks}])
     (told,) = [dict(one) for one in asked(server).messages]
     assert told["content"] == "\n".join("a" * 200)
+    assert n_joined == 1
 
 
 def test_a_last_turn_of_the_assistant_is_continued(server: Served) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slipstream.server.openai.formats.schemas import referred
+from slipstream.server.openai.formats.schemas import choices_of, referred
 
 Schema = Mapping[str, Any]
 
@@ -47,7 +47,7 @@ def _types(schema: Schema, root: Schema, seen: set[str], depth: int) -> frozense
         for union in ("anyOf", "oneOf"):
             for choice in _schemas(part.get(union)):
                 found |= _types(choice, root, seen, depth - 1)
-        found = found or {_type_of(one) for one in _listed(part) or ()}
+        found = found or {_type_of(one) for one in choices_of(part) or ()}
         if found:
             said.append(frozenset(found))
     # Every part has to hold. None holds for two that contradict, or that say "number" and "integer".
@@ -76,14 +76,6 @@ def _declared(schema: Schema) -> set[str]:
     declared = schema.get("type")
     named = declared if isinstance(declared, list) else [declared]
     return {one for one in named if isinstance(one, str)}
-
-
-def _listed(schema: Schema) -> list[Any] | None:
-    """The values that a schema itself lists."""
-    values = schema.get("enum")
-    if isinstance(values, list):
-        return values
-    return [schema["const"]] if "const" in schema else None
 
 
 def _type_of(value: Any) -> str:
