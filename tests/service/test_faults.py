@@ -86,11 +86,15 @@ async def test_sigterm_with_running_and_waiting_requests(tmp_path: Path) -> None
     """Everything admitted is finished with the text it would have had, and nothing new is taken."""
     with forked(tmp_path / "log", (*ARGUMENTS, "-np", "8")) as server:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
-            expected = await asyncio.gather(*(ask(http, number, 40) for number in range(28)))
-            tasks = [asyncio.create_task(ask(http, number, 40)) for number in range(28)]
-            while (await n_busy(http))[0] < 8 or (await n_busy(http))[1] < 12:
+            # Long replies hold the slots while the others wait, however fast the machine is.
+            asked = [(number, 400 if number < 8 else 40) for number in range(28)]
+            expected = await asyncio.gather(*(ask(http, *one) for one in asked))
+            tasks = [asyncio.create_task(ask(http, *one)) for one in asked]
+            n_running = n_waiting = 0
+            while n_running < 8 or n_waiting < 12:
                 assert not all(one.done() for one in tasks)
                 await asyncio.sleep(0.005)
+                n_running, n_waiting = await n_busy(http)
             server.process.terminate()
             while (health := await http.get("/health")).status_code == 200:
                 await asyncio.sleep(0.005)
