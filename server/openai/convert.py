@@ -26,6 +26,7 @@ from slipstream.engine.settings import Settings
 from slipstream.server.http.auth import salted
 from slipstream.server.http.error_table import bad_request, unsupported
 from slipstream.server.images.image_part import for_template
+from slipstream.server.openai.formats.call_ids import with_naming_ids
 from slipstream.server.openai.formats.enforce import or_json
 from slipstream.server.openai.formats.generic import instructed
 from slipstream.server.openai.formats.reading import Known
@@ -216,6 +217,8 @@ def read_chat(wire: ChatRequest, tools: Asked, caller: Caller) -> Chat:
     kwargs |= wire.chat_template_kwargs or {}
     knows_developer = "developer" in (caller.info.chat_template or "")
     messages = [_message(one, knows_developer=knows_developer) for one in wire.messages]
+    if caller.known.by_id:
+        messages = with_naming_ids(messages)
     if caller.known.format.instructs:
         messages = instructed(messages, tools.shown, many=tools.many, has_system=caller.known.has_system)
     elif tools.shown:

@@ -92,3 +92,26 @@ def test_a_turn_that_only_thought_has_no_text(server: Served, field: str, turn: 
 @pytest.mark.parametrize("more", [{"role": "assistant"}, {"role": "user", "reasoning_content": "hm"}])
 def test_a_turn_that_says_nothing_at_all_is_refused(server: Served, more: dict[str, Any]) -> None:
     assert server.error(400, messages=[{"content": None, **more}])["param"] == "messages[0].content"
+
+
+# As Kimi K2's: of a call it shows the id and not the name.
+BY_ID = (
+    "{% if tools %}{{ tools }}<|end|>{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<|call|>{{ c.id }}<|with|>{{ c.function.arguments }}<|done|>{% endfor %}"
+    "{% if m.tool_call_id %}of {{ m.tool_call_id }}{% endif %}<|end|>{% endfor %}"
+)
+
+
+def test_calls_shown_by_id_are_numbered_through_the_conversation(server: Served) -> None:
+    shown(server, BY_ID)
+    server.engine.script = says('<|call|>functions.get_weather:0<|with|>{"city": "Oslo"}<|done|>')
+    turns: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+    for _ in range(3):
+        message = server.chat(messages=turns, tools=TOOLS).json()["choices"][0]["message"]
+        assert names(message) == ["get_weather"]
+        turns += [message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "sun"}]
+    text = server.post("/apply-template", {"messages": turns, "tools": TOOLS}).json()["prompt"]
+    for i in range(3):
+        assert f"<|call|>functions.get_weather:{i}<|with|>" in text
+        assert f"of functions.get_weather:{i}<|end|>" in text
+    assert "call_" not in text

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -14,8 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Vocabulary
 
-from slipstream.engine.api import Chat
-from slipstream.engine.errors import InvalidRequest
+from slipstream.engine.api import AsyncEngine, Chat
 from slipstream.engine.text.chat import ChatTemplate
 from slipstream.engine.text.tokenizer import Tokenizer
 from slipstream.server.openai.formats.call_shape import MARK
@@ -23,7 +23,7 @@ from slipstream.server.openai.formats.derived import calls_of, derived, thinking
 from slipstream.server.openai.formats.format import CallEnd, Content, Format, Piece, Reasoning, Tool, joined
 from slipstream.server.openai.formats.known import format_of
 from slipstream.server.openai.formats.parser import Parser
-from slipstream.server.openai.formats.renderings import CHATS, Renderings
+from slipstream.server.openai.formats.renderings import Renderings, renderings
 from tests.http.fake import INFO
 from tests.unit.test_formats import accepts, known_of
 
@@ -202,13 +202,13 @@ def tokenizer() -> Tokenizer:
 
 def rendered(source: str, tokenizer: Tokenizer) -> Renderings:
     """What the engine's renderer makes of the conversations."""
-    template, texts = ChatTemplate({"default": source}, tokenizer, ""), {}
-    for name, chat in CHATS.items():
-        try:
-            texts[name] = template.render(chat)
-        except InvalidRequest:
-            continue
-    return Renderings(texts)
+    template = ChatTemplate({"default": source}, tokenizer, "")
+
+    class Rendering:
+        async def render(self, chat: Chat) -> str:
+            return template.render(chat)
+
+    return asyncio.run(renderings(cast(AsyncEngine, Rendering())))
 
 
 def found(name: str, tokenizer: Tokenizer, tokens: tuple[str, ...] = ()) -> Format:
@@ -424,3 +424,21 @@ def test_thinking_shown_only_with_calls_is_found(tokenizer: Tokenizer) -> None:
         "{% if m.reasoning_content %}", "{% if m.reasoning_content and m.tool_calls %}"
     )
     assert thinking(rendered(source, tokenizer)) == ("<think>", "</think>")
+
+
+def test_calls_shown_by_their_ids_alone_are_read_as_if_these_named_them(tokenizer: Tokenizer) -> None:
+    """Kimi K2's template: ids are those of `with_naming_ids`, as the model writes them."""
+    name = "a name before JSON"
+    named = FAMILIES[name].source
+    source = named.replace("functions.{{ f.name }}:{{ loop.index0 }}", "{{ c.id }}")
+    assert source != named
+    seen = rendered(source, tokenizer)
+    assert seen.by_id
+    assert not rendered(named, tokenizer).by_id
+    assert not rendered(FAMILIES["an id before a name"].source, tokenizer).by_id
+    format_ = format_of(replace(INFO, chat_template=source), "auto", seen)
+    assert format_.name == "template"
+    text = reply(name, tokenizer, call("get_weather", ARGUMENTS), call("ping", {}), content="So.")
+    whole = read(format_, [text])
+    assert calls_of(whole) == [("get_weather", ARGUMENTS), ("ping", {})]
+    assert text_of(whole, Content) == "So."

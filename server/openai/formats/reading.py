@@ -57,6 +57,7 @@ class Known:
     ids: Mapping[str, int] = field(default_factory=dict)  # of the format's markers that are tokens
     has_tools: bool = True  # the template has a place for tools
     has_system: bool = True  # and for system messages
+    by_id: bool = False  # it shows a call's function by the call's id alone
 
     @property
     def needs_controls(self) -> bool:
@@ -125,4 +126,5 @@ async def known(engine: AsyncEngine, settings: Settings) -> Known:
         ids={text: found[0] for text, found in ids.items()},
         has_tools=has_tools(info, seen),
         has_system=seen.has_system,
+        by_id=seen.by_id,
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 from slipstream.engine.api import AsyncEngine, Chat
 from slipstream.engine.errors import EngineError
+from slipstream.server.openai.formats.call_ids import with_naming_ids
 
 RENDER_S = 10.0  # seconds for all conversations
 
@@ -88,9 +89,13 @@ CHATS: Mapping[str, Chat] = {
 
 @dataclass(frozen=True, slots=True)
 class Renderings:
-    """Texts by the name of their conversation in `CHATS`; one is missing where the template refuses it."""
+    """Texts by the name of their conversation in `CHATS`; one is missing where the template refuses it.
+
+    by_id: a call's function is shown by the call's id alone; ids in `texts` are those of `with_naming_ids`.
+    """
 
     texts: Mapping[str, str] = field(default_factory=dict)
+    by_id: bool = False
 
     @property
     def has_system(self) -> bool:
@@ -112,13 +117,26 @@ class Renderings:
 async def renderings(engine: AsyncEngine) -> Renderings:
     """What the template of the engine's model makes of the conversations."""
     texts: dict[str, str] = {}
+    by_id = False
     try:
         async with asyncio.timeout(RENDER_S):
-            for name, chat in CHATS.items():
-                try:
-                    texts[name] = await engine.render(chat)
-                except EngineError:
-                    continue
+            await _render(engine, CHATS, texts)
+            called = texts.get("called", "")[len(texts.get("tools", "")) :]
+            by_id = IDS[0] in called and FIRST not in called
+            if by_id:
+                named = {
+                    name: replace(chat, messages=with_naming_ids(chat.messages))
+                    for name, chat in CHATS.items()
+                }
+                await _render(engine, named, texts)
     except TimeoutError:
         pass
-    return Renderings(texts)
+    return Renderings(texts, by_id)
+
+
+async def _render(engine: AsyncEngine, chats: Mapping[str, Chat], texts: dict[str, str]) -> None:
+    for name, chat in chats.items():
+        try:
+            texts[name] = await engine.render(chat)
+        except EngineError:
+            continue
