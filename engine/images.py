@@ -82,19 +82,6 @@ class Vision(Protocol):
     def close(self) -> None: ...
 
 
-class Marked(Protocol):
-    """Where an image is in a sequence, and what it shows: what keys of prefixes are made of."""
-
-    @property
-    def start(self) -> int: ...  # index of its first token
-
-    @property
-    def end(self) -> int: ...  # index behind its last token
-
-    @property
-    def key(self) -> bytes: ...
-
-
 @dataclass(frozen=True, slots=True)
 class ImageMark:
     """An image that is in a sequence, without what it is to a network."""
@@ -121,6 +108,9 @@ class PlacedImage:
     def end(self) -> int:
         return self.start + self.layout.n_tokens
 
+
+# Where an image is in a sequence, and what it shows: what keys of prefixes are made of.
+Marked = ImageMark | PlacedImage
 
 # Of a checkpoint's folder or file, in a dtype on a device; None: it has nothing that sees images.
 OpenVision = Callable[[Path, torch.dtype, torch.device, Settings], Vision | None]

@@ -169,7 +169,9 @@ class Cache:
         where = self.stores[store]
         if where.parking is not None and not where.parking.reserve(slot, n_drafts):
             return False
-        if where.windows is not None and not where.windows.reserve(slot, start, end, where.copy_window_page):
+        if where.windows is not None and not where.windows.reserve(
+            slot, start, end, where.held.copy_window_page
+        ):
             return False
         for i in shared:
             self._copy(entry, i)
@@ -182,7 +184,7 @@ class Cache:
     def _copy(self, entry: _Entry, index: int) -> None:
         source, target = entry.table[index], self.pool.take()
         for store in self.stores.values():
-            store.copy_page(source, target)
+            store.held.copy_page(source, target)
         self.pool.release(source)
         entry.table[index] = target
 

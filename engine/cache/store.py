@@ -82,14 +82,6 @@ class Store:
         self.held.note(batch, placed.frame.size if isinstance(placed.frame, Frame) else None)
         return placed
 
-    def copy_page(self, source: int, target: int) -> None:
-        """Copy all layers' rows of one page onto another, for copy-on-write of a shared page."""
-        self.held.copy_page(source, target)
-
-    def copy_window_page(self, source: int, target: int) -> None:
-        """The same for the pages of layers with a window."""
-        self.held.copy_window_page(source, target)
-
     def reset(self, slot: int, length: int = 0) -> None:
         """The slot starts from nothing: recurrent states are zero, nothing is parked, no window is held.
 
@@ -115,13 +107,3 @@ class Store:
         assert self.parking is not None
         self.parking.reset(slot, length)
         self.held.set_states(slot, states)
-
-    @property
-    def page_tensors(self) -> list[Tensor]:
-        """What the layers keep by page on this device, [n_pages, ...] each."""
-        return self.held.page_tensors
-
-    @property
-    def window_tensors(self) -> list[Tensor]:
-        """What layers with a window keep by page of `windows`, [n_window_pages, ...] each."""
-        return self.held.window_tensors

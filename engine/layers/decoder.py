@@ -23,7 +23,6 @@ from slipstream.engine.layers.embed import Embedding, Head, load_embedding, load
 from slipstream.engine.layers.image_rows import padded, turned, with_images
 from slipstream.engine.layers.norm import Norm, NormNames, NormSpec, SumAlone, load_norm
 from slipstream.engine.layers.rope import RopeSpec, query_factors, rope_tables
-from slipstream.engine.ranks import Ranks
 from slipstream.kernels.norm_rope_write.op import Rope
 
 
@@ -46,56 +45,8 @@ class FeedForward(Protocol):
         """x: [n_tokens, d_model]. Returns the same shape."""
 
 
-@dataclass(frozen=True, slots=True)
-class SummedMixer:
-    """A mixer of which each rank computes a part of the heads."""
-
-    mixer: Mixer
-    ranks: Ranks
-
-    @property
-    def need(self) -> Need:
-        return self.mixer.need
-
-    def __call__(self, x: Tensor, batch: Batch, layer: Any) -> Tensor:
-        return self.ranks.add(self.mixer(x, batch, layer))
-
-
-@dataclass(frozen=True, slots=True)
-class SummedFeedForward:
-    """The same of the inner features of a feed-forward layer."""
-
-    ffn: FeedForward
-    ranks: Ranks
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.ranks.add(self.ffn(x))
-
-
-@dataclass(frozen=True, slots=True)
-class NormedMixer:
-    """A mixer whose output is normed before it is added to the stream."""
-
-    mixer: Mixer
-    norm: Norm
-
-    @property
-    def need(self) -> Need:
-        return self.mixer.need
-
-    def __call__(self, x: Tensor, batch: Batch, layer: Any) -> Tensor:
-        return self.norm(self.mixer(x, batch, layer))
-
-
-@dataclass(frozen=True, slots=True)
-class NormedFeedForward:
-    """The same of a feed-forward layer."""
-
-    ffn: FeedForward
-    norm: Norm
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.norm(self.ffn(x))
+# What is done to a layer's output, [n_tokens, d_model], before it is added to the stream: the sum over ranks, a norm.
+After = tuple[Callable[[Tensor], Tensor], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +57,8 @@ class Block:
     mixer: Mixer
     ffn_norm: Norm | SumAlone
     ffn: FeedForward
+    after_mixer: After = ()
+    after_ffn: After = ()
     end: BlockEnd | None = None
 
 
@@ -201,8 +154,13 @@ def run_blocks(
         normed, x = normed_sum(block.mixer_norm, added, x)  # [n_tokens, d_model] each
         if taps is not None:
             taps.put(k, x)
-        normed, x = block.ffn_norm.add(block.mixer(normed, batch, layer), x)
+        added = block.mixer(normed, batch, layer)
+        for step in block.after_mixer:
+            added = step(added)
+        normed, x = block.ffn_norm.add(added, x)
         added = block.ffn(normed)
+        for step in block.after_ffn:
+            added = step(added)
         if k < len(deep):
             added = added.index_add(0, *deep[k])  # [n_tokens, d_model]
         if block.end is not None:
@@ -350,19 +308,16 @@ def load_block(weights: TensorSource, name: str, block: BlockSpec, spec: Decoder
     def norm(part: str) -> Norm:
         return load_norm(weights, f"{name}.{part}", spec.d_model, spec.norm)
 
-    mixer: Mixer = block.mixer.load(weights, name, ropes)
-    ffn: FeedForward = block.ffn.load(weights, f"{name}.mlp")
-    if weights.ranks.n > 1:
-        mixer = SummedMixer(mixer, weights.ranks)
-        ffn = ffn if block.ffn.adds_itself else SummedFeedForward(ffn, weights.ranks)
-    if names.after_mixer is not None:
-        mixer = NormedMixer(mixer, norm(names.after_mixer))
-    if names.after_ffn is not None:
-        ffn = NormedFeedForward(ffn, norm(names.after_ffn))
+    def after(own: str | None, *, is_part: bool) -> After:
+        added = (weights.ranks.add,) if is_part and weights.ranks.n > 1 else ()
+        return added if own is None else (*added, norm(own))
+
     return Block(
         mixer_norm=norm(names.before_mixer),
-        mixer=mixer,
+        mixer=block.mixer.load(weights, name, ropes),
         ffn_norm=SumAlone() if names.before_ffn is None else norm(names.before_ffn),
-        ffn=ffn,
+        ffn=block.ffn.load(weights, f"{name}.mlp"),
+        after_mixer=after(names.after_mixer, is_part=True),
+        after_ffn=after(names.after_ffn, is_part=not block.ffn.adds_itself),
         end=None if block.end is None else block.end.load(weights, name),
     )

@@ -55,6 +55,14 @@ class NormNames:
     after_ffn: str | None = None
 
 
+SANDWICH_NORMS = NormNames(  # of Gemma since the second
+    before_mixer="input_layernorm",
+    after_mixer="post_attention_layernorm",
+    before_ffn="pre_feedforward_layernorm",
+    after_ffn="post_feedforward_layernorm",
+)
+
+
 def load_scale(weights: TensorSource, name: str, width: int, spec: NormSpec) -> Tensor:
     """The scale `name.weight` as the ops take it, [width]."""
     weight = weights.take(f"{name}.weight", [width])

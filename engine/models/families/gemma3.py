@@ -11,7 +11,7 @@ from typing import Any
 from slipstream.engine.layers.attention import AttentionSpec
 from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec
 from slipstream.engine.layers.mlp import MLPSpec
-from slipstream.engine.layers.norm import NormNames, NormSpec
+from slipstream.engine.layers.norm import SANDWICH_NORMS, NormSpec
 from slipstream.engine.layers.rope import RopeSpec
 from slipstream.engine.models.reading.config import SLIDING, ModelConfig, read_rope
 from slipstream.kernels.gated.kinds import Gelu
@@ -30,12 +30,6 @@ DEFAULTS: dict[str, Any] = {
     "sliding_window_pattern": 6,
     "tie_word_embeddings": True,
 }
-NAMES = NormNames(
-    before_mixer="input_layernorm",
-    after_mixer="post_attention_layernorm",
-    before_ffn="pre_feedforward_layernorm",
-    after_ffn="post_feedforward_layernorm",
-)
 
 
 def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
@@ -59,7 +53,7 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec
             rope=config.rope if window is None else sliding,
         )
 
-    blocks = [BlockSpec(attention(window), mlp, NAMES) for window in config.windows]
+    blocks = [BlockSpec(attention(window), mlp, SANDWICH_NORMS) for window in config.windows]
     return replace(config.decoder(blocks, n_positions, vocab_size, norm), embedding_scale=config.d_model**0.5)
 
 

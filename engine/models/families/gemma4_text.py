@@ -13,12 +13,12 @@ from slipstream.engine.layers.block_end import BlockEndSpec, LayerInputsSpec
 from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec, MixerSpec
 from slipstream.engine.layers.mlp import MLPSpec
 from slipstream.engine.layers.moe import MoESpec
-from slipstream.engine.layers.norm import NormNames, NormSpec
+from slipstream.engine.layers.norm import SANDWICH_NORMS, NormSpec
 from slipstream.engine.layers.parallel_experts import ParallelExpertsSpec
 from slipstream.engine.layers.rope import RopeSpec
 from slipstream.engine.layers.shared_attention import SharedAttentionSpec
 from slipstream.engine.models.reading.config import FULL, SLIDING, ModelConfig, read_rope
-from slipstream.engine.models.reading.fields import MOST_PARTS, Fields
+from slipstream.engine.models.reading.fields import Fields
 from slipstream.kernels.moe.op import Gelu, Routing
 
 # Config keys that other families must refuse.
@@ -43,14 +43,7 @@ ROPES: dict[str, Any] = {
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
     SLIDING: {"rope_type": "default", "rope_theta": 1e4},
 }
-NAMES = NormNames(
-    before_mixer="input_layernorm",
-    after_mixer="post_attention_layernorm",
-    before_ffn="pre_feedforward_layernorm",
-    after_ffn="post_feedforward_layernorm",
-)
-
-BESIDE_EXPERTS = replace(NAMES, before_ffn=None)
+BESIDE_EXPERTS = replace(SANDWICH_NORMS, before_ffn=None)
 
 
 def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
@@ -72,7 +65,7 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec
         width = config.d_ffn * (2 if is_double and source is not None else 1)
         dense = MLPSpec(config.d_model, width, activation=Gelu())
         if moe is None:
-            blocks.append(BlockSpec(mixer, dense, NAMES, end))
+            blocks.append(BlockSpec(mixer, dense, SANDWICH_NORMS, end))
         else:
             blocks.append(BlockSpec(mixer, ParallelExpertsSpec(dense, moe, norm), BESIDE_EXPERTS, end))
     inputs = None
@@ -93,9 +86,7 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec
 def read_experts(config: ModelConfig) -> MoESpec:
     """The experts beside each dense part. Raises `UnsupportedModel` naming key and value."""
     fields = config.fields
-    n_experts, top_k = fields.count("num_experts", most=MOST_PARTS), fields.count("top_k_experts")
-    if top_k > n_experts:
-        raise fields.refuse("top_k_experts", f"must be at most the number of experts, {n_experts}")
+    n_experts, top_k = fields.experts("num_experts", "top_k_experts")
     return MoESpec(
         d_model=config.d_model,
         d_ffn=fields.count("moe_intermediate_size"),

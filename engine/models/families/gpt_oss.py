@@ -14,7 +14,6 @@ from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec
 from slipstream.engine.layers.moe import MoESpec, load_stack
 from slipstream.engine.layers.norm import NormSpec
 from slipstream.engine.models.reading.config import ModelConfig
-from slipstream.engine.models.reading.fields import MOST_PARTS
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.quantized import widened
 from slipstream.kernels.moe.op import (
@@ -47,9 +46,7 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec
 def read_experts(config: ModelConfig) -> MoESpec:
     """The mixture of experts. Raises `UnsupportedModel` naming key and value."""
     fields = config.fields
-    n_experts, top_k = fields.count("num_local_experts", most=MOST_PARTS), fields.count("num_experts_per_tok")
-    if top_k > n_experts:
-        raise fields.refuse("num_experts_per_tok", f"must be at most the number of experts, {n_experts}")
+    n_experts, top_k = fields.experts("num_local_experts", "num_experts_per_tok")
     clamped = Clamped(
         limit=fields.positive("swiglu_limit", 7.0), steepness=fields.positive("swiglu_alpha", 1.702)
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from slipstream.engine.layers.moe import MoESpec, SharedSpec
 from slipstream.engine.models.reading.config import ModelConfig
-from slipstream.engine.models.reading.fields import MOST_PARTS
 from slipstream.kernels.moe.op import Routing
 
 
@@ -14,12 +13,8 @@ def read_experts(config: ModelConfig, *, normed: bool, shared: SharedSpec | None
     Raises `UnsupportedModel` naming key and value.
     """
     fields = config.fields
-    n_experts = fields.count(
-        "num_experts" if fields.has("num_experts") else "num_local_experts", most=MOST_PARTS
-    )
-    top_k = fields.count("num_experts_per_tok")
-    if top_k > n_experts:
-        raise fields.refuse("num_experts_per_tok", f"must be at most the number of experts, {n_experts}")
+    of_all = "num_experts" if fields.has("num_experts") else "num_local_experts"
+    n_experts, top_k = fields.experts(of_all, "num_experts_per_tok")
     return MoESpec(
         d_model=config.d_model,
         d_ffn=fields.count("moe_intermediate_size"),

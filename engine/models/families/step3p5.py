@@ -20,7 +20,7 @@ from slipstream.engine.layers.norm import NormSpec
 from slipstream.engine.models.families.routed_experts import DENSE, SPARSE
 from slipstream.engine.models.families.step_keys import MTP, per_layer
 from slipstream.engine.models.reading.config import FULL, SLIDING, ModelConfig, read_rope
-from slipstream.engine.models.reading.fields import MOST_PARTS, Fields
+from slipstream.engine.models.reading.fields import Fields
 from slipstream.kernels.gated.kinds import Limited
 from slipstream.kernels.moe.op import Routing
 
@@ -115,9 +115,7 @@ def read_feed_forward(config: ModelConfig, kind: str, i: int) -> FeedForwardSpec
 def read_experts(config: ModelConfig) -> MoESpec:
     """The experts of any layer. Raises `UnsupportedModel` naming key and value."""
     fields = config.fields
-    n_experts, top_k = fields.count("n_routed_experts", most=MOST_PARTS), fields.count("num_experts_per_tok")
-    if top_k > n_experts:
-        raise fields.refuse("num_experts_per_tok", f"must be at most the number of experts, {n_experts}")
+    n_experts, top_k = fields.experts("n_routed_experts", "num_experts_per_tok")
     scale = fields.positive("moe_router_scaling_factor", 1.0)
     return MoESpec(
         d_model=config.d_model,

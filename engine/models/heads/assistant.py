@@ -39,7 +39,7 @@ from slipstream.engine.layers.decoder import (
 from slipstream.engine.layers.embed import Embedding
 from slipstream.engine.layers.linear import load_linear
 from slipstream.engine.layers.mlp import MLPSpec
-from slipstream.engine.layers.norm import Norm, NormSpec
+from slipstream.engine.layers.norm import SANDWICH_NORMS, Norm, NormSpec
 from slipstream.engine.layers.shared_attention import SharedAttentionSpec
 from slipstream.engine.models.families import gemma4_text
 from slipstream.engine.models.heads.draft_parts import final_tap
@@ -222,7 +222,7 @@ def block_spec(config: ModelConfig, norm: NormSpec, window: int | None, source: 
     heads = gemma4_text.read_attention(config, norm, window)
     seen = replace(heads, window=None if window is None else window - 1)
     ffn, end = MLPSpec(config.d_model, config.d_ffn, activation=Gelu()), BlockEndSpec(config.d_model, 0, norm)
-    return BlockSpec(SharedAttentionSpec(seen, source), ffn, gemma4_text.NAMES, end)
+    return BlockSpec(SharedAttentionSpec(seen, source), ffn, SANDWICH_NORMS, end)
 
 
 def load_clusters(

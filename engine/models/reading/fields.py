@@ -50,6 +50,13 @@ class Fields:
             raise self.refuse(key, f"is more than {most}, which no model has")
         return value
 
+    def experts(self, of_all: str, of_a_token: str) -> tuple[int, int]:
+        """How many experts there are, and how many of them a token goes through."""
+        n_experts, top_k = self.count(of_all, most=MOST_PARTS), self.count(of_a_token)
+        if top_k > n_experts:
+            raise self.refuse(of_a_token, f"must be at most the number of experts, {n_experts}")
+        return n_experts, top_k
+
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number."""
         value = self._value(key, default)
