@@ -151,7 +151,7 @@ class Engine:
         running = self.seats.running
         places = [Place.of(slot) for slot in running] if unread is None else unread.places(running)
         is_shared = any(place.n_gap == 1 for place in places)
-        budget = self.capacity.budget(self._chain.lengths.costs.at, is_shared=is_shared)
+        budget = self.capacity.budget(self._chain.pass_s, is_shared=is_shared)
         wants, coming = plan.wants(places, budget), plan.without_drafts(places, budget)
         tails = None
         if unread is not None:
@@ -165,7 +165,6 @@ class Engine:
         self.clock.lap("draft")
         if drafts is None:
             return None
-        self._chain.account.drafted(wants, drafts)
         works = plan.work(places, drafts.by_slot, budget, self._cache.page_size, self._next_border)
         if unread is not None:
             return self._launch_behind(unread, Flight([*works], coming, drafts, tails, self.now()))
@@ -174,7 +173,7 @@ class Engine:
         if not works:
             return None
         if self._read_s:  # networks draft on the device, which does not wait then
-            self._chain.lengths.overlap.waited(self.now() - self._read_s - drafting_s)
+            self._chain.waited(self.now() - self._read_s - drafting_s)
         return forward.launch(self._target, self._cache, Flight([*works], coming, drafts, started=self.now()))
 
     def _launch_behind(self, unread: Flight, flight: Flight) -> Flight | None:
@@ -235,9 +234,8 @@ class Engine:
         now = self.now()
         n_rows, seconds = flight.n_rows, now - max(flight.started, self._read_s)
         self._read_s = now
-        if not (flight.has_unread_drafts or flight.was_recorded):  # which is not the pass alone
-            self._chain.lengths.costs.passed(n_rows, seconds)
-        self._chain.account.worked(seconds)
+        is_mixed = flight.has_unread_drafts or flight.was_recorded  # which is not the pass alone
+        self._chain.passed(n_rows, seconds, is_usual=not is_mixed)
         self.clock.passed(n_rows, seconds)
 
     def _next_border(self, slot: Slot, n_past: int) -> int | None:

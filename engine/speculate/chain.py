@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 
 from torch import Tensor
 
@@ -93,21 +94,24 @@ class Chain:
 
     def begin(self, slot: Slot) -> None:
         """A request enters a slot, or starts over from its tokens."""
-        self._survival.begin(slot.id)
+        with self.guard.spared():
+            self._survival.begin(slot.id)
         self.start_over(slot)
 
     def start_over(self, slot: Slot) -> None:
         """The slot's tokens have become fewer; what was learnt of its request holds."""
-        self.lengths.begin(slot.id)
-        self._shadows.drop(slot.id)
-        self._asking.begin(slot.id)
+        with self.guard.spared():
+            self.lengths.begin(slot.id)
+            self._shadows.drop(slot.id)
+            self._asking.begin(slot.id)
         for drafter in self._following(slot):
             self.guard.run(drafter.name, "begin", [slot], partial(drafter.begin, slot))
 
     def end(self, slot: Slot) -> None:
         """A request leaves its slot."""
-        self._shadows.drop(slot.id)
-        self.lengths.allowance.end(slot)
+        with self.guard.spared():
+            self._shadows.drop(slot.id)
+            self.lengths.allowance.end(slot)
         for drafter in self._following(slot):
             self.guard.run(drafter.name, "end", [slot], partial(drafter.end, slot))
 
@@ -124,8 +128,16 @@ class Chain:
         be read first: because text drafters have lately been worth it, or have a draft already, or because the network
         that pays cannot go on guessing without the host.
         """
-        if not wants:
-            return NO_DRAFTS
+        drafts: Drafts | None = NO_DRAFTS
+        if wants:
+            with self.guard.spared():
+                drafts = self._chosen(wants, coming, tails)
+        if drafts is not None:
+            with self.guard.spared():
+                self.account.drafted(wants, drafts)
+        return drafts
+
+    def _chosen(self, wants: Sequence[Want], coming: Pass, tails: Tails | None) -> Drafts | None:
         self._reasons.clear()
         if self.lengths.measures_plain(coming):
             self._reasons.note([want.slot for want in wants], "plain_measured")
@@ -137,7 +149,8 @@ class Chain:
         self.lengths.overlap.ask(read)
         offers = self._text_drafts(wants, coming)
         for drafter in self._on_device:
-            offers = self._with_network(drafter, wants, offers, coming)
+            with self.guard.spared_of(drafter.name, [want.slot for want in wants]):
+                offers = self._with_network(drafter, wants, offers, coming)
         limits = self.lengths.trim([one.survival for one in offers], coming)
         drafts = zip(wants, offers, limits, strict=True)
         made = {want.slot.id: _cut(one, limit, want.slot.speculate.n_min) for want, one, limit in drafts}
@@ -165,12 +178,13 @@ class Chain:
         """The drafts of the drafter that promises most and enough, as deep as can be chosen before they are known."""
         promise = partial(self._asking.promise, wants=wants)
         for drafter in sorted(self._on_device, key=promise, reverse=True):
-            asked = self._asking.asked(drafter, dict(enumerate(wants)), [NO_DRAFT] * len(wants), coming)
-            if any(want.slot.speculate.p_min > 0 for want in asked.values()):
-                return None  # unsure guesses are not to be verified, and only the host cuts a draft
-            if asked:
-                drafts = self._launched(drafter, list(asked.values()), tails)
-                return drafts and replace(drafts, by_slot=self._explained(wants, drafts.by_slot))
+            with self.guard.spared_of(drafter.name, [want.slot for want in wants]):
+                asked = self._asking.asked(drafter, dict(enumerate(wants)), [NO_DRAFT] * len(wants), coming)
+                if any(want.slot.speculate.p_min > 0 for want in asked.values()):
+                    return None  # unsure guesses are not to be verified, and only the host cuts a draft
+                if asked:
+                    drafts = self._launched(drafter, list(asked.values()), tails)
+                    return drafts and replace(drafts, by_slot=self._explained(wants, drafts.by_slot))
         return Drafts(self._explained(wants, {}))
 
     def _launched(self, drafter: DeviceDrafter, wants: Sequence[Want], tails: Tails) -> Drafts | None:
@@ -187,9 +201,11 @@ class Chain:
         guesses, token_ids = launched
 
         def read() -> dict[int, Draft]:
-            known = [replace(want, after=()) for want in wants]
-            made = self._offers(drafter, known, guesses.read)
-            return {slot.id: one for slot, one in zip(slots, made, strict=True)}
+            with self.guard.spared_of(drafter.name, slots):
+                known = [replace(want, after=()) for want in wants]
+                made = self._offers(drafter, known, guesses.read)
+                return {slot.id: one for slot, one in zip(slots, made, strict=True)}
+            return dict.fromkeys([slot.id for slot in slots], NO_DRAFT)
 
         planned = {
             want.slot.id: Draft((UNREAD,) * want.n_max, (drafter.name,) * want.n_max) for want in wants
@@ -200,21 +216,22 @@ class Chain:
         """The best continuation for each want, of those text drafters that pay for being asked."""
         offers, token_s = [NO_DRAFT] * len(wants), self.lengths.token_s(coming)
         for drafter in self._readers:
-            call_s = self.lengths.costs.draft_s(drafter.name, 0)
-            served = [
-                i
-                for i, want in enumerate(wants)
-                if self.guard.serves(drafter.name, want.slot)
-                and self.lengths.allowance.pays(want.slot, drafter.name, call_s, token_s)
-            ]
-            if not served:
-                continue
-            asked = [wants[i] for i in served]
-            started = self.now()
-            made = self._offers(drafter, asked, partial(drafter.draft, asked))
-            self.lengths.costs.drafted(drafter.name, 0, (self.now() - started) / len(served))
-            for i, offer in zip(served, made, strict=True):
-                offers[i] = self._better(offers[i], offer, coming)
+            with self.guard.spared_of(drafter.name, [want.slot for want in wants]):
+                call_s = self.lengths.costs.draft_s(drafter.name, 0)
+                served = [
+                    i
+                    for i, want in enumerate(wants)
+                    if self.guard.serves(drafter.name, want.slot)
+                    and self.lengths.allowance.pays(want.slot, drafter.name, call_s, token_s)
+                ]
+                if not served:
+                    continue
+                asked = [wants[i] for i in served]
+                started = self.now()
+                made = self._offers(drafter, asked, partial(drafter.draft, asked))
+                self.lengths.costs.drafted(drafter.name, 0, (self.now() - started) / len(served))
+                for i, offer in zip(served, made, strict=True):
+                    offers[i] = self._better(offers[i], offer, coming)
         return offers
 
     def _with_network(
@@ -286,9 +303,10 @@ class Chain:
 
         A network gets all of it, a text drafter only passes that verified its tokens; the rest it reads off the slot.
         """
-        for one in kept:
-            for name in self._shadows.judge(one.slot, one.draft.sources[: one.n_accepted]):
-                self.lengths.allowance.refund(one.slot, name)
+        with self.guard.spared():
+            for one in kept:
+                for name in self._shadows.judge(one.slot, one.draft.sources[: one.n_accepted]):
+                    self.lengths.allowance.refund(one.slot, name)
         for reader in self._readers:
             self._accept(reader, [one for one in kept if reader.name in one.draft.sources])
         for network in self._on_device:
@@ -305,6 +323,10 @@ class Chain:
 
         coming: the pass that verified it, as `draft` was given it.
         """
+        with self.guard.spared():
+            self._credit(slot, draft, n_accepted, coming)
+
+    def _credit(self, slot: Slot, draft: Draft, n_accepted: int, coming: Pass) -> None:
         readers = {one.name for one in self._readers}
         self.lengths.overlap.gain(slot.id, sum(source in readers for source in draft.sources[:n_accepted]))
         if not draft:
@@ -315,6 +337,24 @@ class Chain:
             self.guard.credit(name, slot, positions, n_accepted)
             n_gained = sum(position < n_accepted for position in positions) - price * len(positions)
             self.lengths.allowance.credit(slot, name, n_gained, token_s)
+
+    def pass_s(self, n_rows: int) -> float:
+        """Expected seconds of a pass; infinite where that cannot be told."""
+        with self.guard.spared():
+            return self.lengths.costs.at(n_rows)
+        return inf
+
+    def waited(self, seconds: float) -> None:
+        """Learn that the device has waited for the host between two passes."""
+        with self.guard.spared():
+            self.lengths.overlap.waited(seconds)
+
+    def passed(self, n_rows: int, seconds: float, *, is_usual: bool) -> None:
+        """Learn what a pass took. is_usual: that says what the next one takes."""
+        with self.guard.spared():
+            if is_usual:
+                self.lengths.costs.passed(n_rows, seconds)
+            self.account.worked(seconds)
 
     def _following(self, slot: Slot) -> list[Drafter]:
         return [drafter for drafter in self._all if self.guard.serves(drafter.name, slot)]

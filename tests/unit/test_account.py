@@ -30,7 +30,6 @@ def passes(chain: Chain, slot: Slot = ASKING, n: int = 1, seconds: float = 1.0) 
         wants = [Want(slot, 8)] if slot.speculate.types else []
         drafts = chain.draft(wants, Pass(1, 1))
         assert drafts is not None
-        chain.account.drafted(wants, drafts)
         chain.account.worked(seconds)
     return chain.account.report([slot])
 

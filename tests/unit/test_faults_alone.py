@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,18 @@ from slipstream.engine.core import engine as engine_module
 from slipstream.engine.errors import StepFailed
 from slipstream.engine.layers.decoder import Taps
 from slipstream.engine.slot import Slot
+from slipstream.engine.speculate.bench.garbage import Garbage
 from slipstream.engine.speculate.chain import Chain
-from tests.unit.toy import Toy, ToyNetwork, toy_engine, toy_slot
+from slipstream.engine.speculate.decide.account import Account
+from slipstream.engine.speculate.decide.asking import Asking
+from slipstream.engine.speculate.decide.cost import Costs
+from slipstream.engine.speculate.decide.overlap import Overlap
+from slipstream.engine.speculate.decide.survival import Shadows, Survival
+from slipstream.engine.speculate.decide.trials import Allowance
+from slipstream.engine.speculate.decide.value import Lengths
+from slipstream.engine.speculate.drafter import Drafter
+from slipstream.engine.speculate.network.draft_model import DraftModel
+from tests.unit.toy import VOCAB, Toy, ToyNetwork, toy_engine, toy_slot
 
 PROMPTS = {"a": [1, 2, 3, 4, 5, 6, 7], "b": [9, 8], "c": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]}
 POISON = -7.0  # stands for NaN in a page: whoever reads it gets no number
@@ -187,10 +198,10 @@ def in_done(monkeypatch: pytest.MonkeyPatch) -> None:
 def around(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, is_hit: Callable[..., bool]) -> None:
     real = getattr(owner, name)
 
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: Any, **options: Any) -> Any:
         if is_hit(*arguments):
             raise RuntimeError("put in")
-        return real(*arguments)
+        return real(*arguments, **options)
 
     monkeypatch.setattr(owner, name, call)
 
@@ -265,3 +276,66 @@ def test_withdrawing_takes_held_pages_and_snapshots() -> None:
     assert saved.erase(toy.cache, prompt, "") == 0, "a slot holds them"
     assert saved.erase(toy.cache, prompt, "", held=True) == 12
     assert not saved.save(toy.cache, prompt, "").tokens
+
+
+DECISIONS = (
+    (Lengths, "begin"),
+    (Lengths, "token_s"),
+    (Lengths, "measures_plain"),
+    (Lengths, "price"),
+    (Lengths, "trim"),
+    (Lengths, "depth"),
+    (Survival, "begin"),
+    (Survival, "of"),
+    (Survival, "expected"),
+    (Shadows, "watch"),
+    (Shadows, "judge"),
+    (Shadows, "drop"),
+    (Allowance, "pays"),
+    (Allowance, "credit"),
+    (Allowance, "end"),
+    (Costs, "at"),
+    (Costs, "passed"),
+    (Costs, "draft_s"),
+    (Costs, "drafted"),
+    (Account, "consider"),
+    (Account, "drafted"),
+    (Account, "worked"),
+    (Overlap, "ask"),
+    (Overlap, "gain"),
+    (Overlap, "waited"),
+    (Overlap, "reads_first"),
+    (Asking, "asked"),
+    (Asking, "promise"),
+    (DraftModel, "n_unfed"),
+)
+
+
+@pytest.mark.parametrize(("owner", "name"), DECISIONS, ids=lambda one: getattr(one, "__name__", one))
+def test_a_fault_in_deciding_about_drafts_costs_drafts_alone(
+    owner: type,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    expected: dict[str, list[int]],
+) -> None:
+    n_calls = 0
+
+    def is_hit(*_: object) -> bool:
+        nonlocal n_calls
+        n_calls += 1
+        return n_calls > 3
+
+    around(monkeypatch, owner, name, is_hit)
+    for adaptive, overlaps in product((False, True), repeat=2):
+        toy = toy_engine(drafting, n_slots=3, adaptive=adaptive, overlaps=overlaps)
+        tokens, last = play(toy, PROMPTS, types=("draft-model", "garbage"))
+        assert tokens == expected
+        assert all(isinstance(event, Done) for event in last.values())
+    assert "put in" in caplog.text
+    told = [one for one in caplog.messages if one.startswith("a decision about drafts failed")]
+    assert len(told) <= 3 * 4, "the first of an engine, the tenth, the hundredth"
+
+
+def drafting(cache: Cache) -> list[Drafter]:
+    return [DraftModel(ToyNetwork(agreement=0.8), cache, 16, 64), Garbage(VOCAB)]  # type: ignore[arg-type]

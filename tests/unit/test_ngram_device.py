@@ -196,7 +196,6 @@ def test_one_that_is_always_wrong_is_left_out_and_no_network_is_blamed() -> None
         wants = [Want(slot, 8)]
         drafts = chain.draft(wants, Pass(1, 1))
         assert drafts is not None
-        chain.account.drafted(wants, drafts)
         for draft in drafts.by_slot.values():
             chain.credit(slot, draft, 0, Pass(1, 1))
         play_on(chain, slot, 20 + i)
