@@ -48,7 +48,7 @@ REFUSED: tuple[tuple[str, Body, int, str], ...] = (
     (TEXT, {"prompt": "x", "n": 1000}, 400, "invalid_value"),
     (CHAT, {"messages": []}, 400, "invalid_value"),
     ("/v1/embeddings", {"input": "x"}, 404, "not_supported"),
-    ("/infill", {"input_prefix": "x", "input_suffix": "y"}, 404, "not_supported"),
+    ("/infill", {"input_prefix": "x", "input_suffix": "y"}, 400, "unsupported_value"),
 )
 
 
