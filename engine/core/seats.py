@@ -123,7 +123,6 @@ class Seats:
         self.running.remove(slot)
         with self.guard(slot.request.id, slot):
             self._begin(slot)
-            slot.stats.n_cached = min(slot.n_past, slot.n_prompt)
 
     def fill(self) -> None:
         """Bring preempted slots back where pages suffice, then give free slots to waiting requests.
@@ -152,13 +151,16 @@ class Seats:
         with self.guard(slot.request.id, slot):
             self.remembered.put(slot.id, slot.tokens, slot.request.tenant, slot.images)
             slot.stats.started_s = self._now()
+            slot.stats.n_cached = slot.n_prompt
             self._begin(slot)
-            slot.stats.n_cached = min(slot.n_past, slot.n_prompt)
 
     def _begin(self, slot: Slot) -> None:
         self.n_moves += 1
         slot.n_past = self._cache.begin(slot.id, slot.tokens, slot.salt, slot.images)
         slot.is_behind_stored = slot.n_past > 0
+        if not slot.stats.first_token_s:  # or the prompt was computed long ago
+            # What the request itself computed before it started over was never cached for it.
+            slot.stats.n_cached = min(slot.n_past, slot.stats.n_cached)
         self._chain.begin(slot)
         self.running.append(slot)
         self.running.sort(key=lambda one: one.stats.started_s)

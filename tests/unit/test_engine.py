@@ -12,6 +12,7 @@ from torch import Tensor
 
 from slipstream.engine.api import Delta, Done, Event, Failed
 from slipstream.engine.batch import Batch
+from slipstream.engine.cache import saved
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.store import Store
 from slipstream.engine.errors import StepFailed
@@ -166,6 +167,28 @@ def test_of_preempted_requests_the_oldest_returns_first() -> None:
     assert seats.preempted[0] is oldest
     seats.fill()
     assert [one.request.id for one in seats.running] == list(PROMPTS)
+
+
+@pytest.mark.parametrize(("is_evicted", "n_cached"), [(False, 8), (True, 0)])
+def test_a_prompt_that_is_interrupted_counts_as_cached_what_its_request_never_computed(
+    n_cached: int, *, is_evicted: bool
+) -> None:
+    prompt = [*range(1, 31)]
+    toy = toy_engine(n_slots=1, batch_size=8)
+    run(toy, {"first": prompt[:9]})
+    toy.engine.add("a", _maker("a", prompt, (), {}))
+    toy.engine.step()
+    seats = toy.engine.seats
+    (slot,) = seats.running
+    assert (slot.stats.n_cached, slot.n_past) == (8, 16)
+    seats._preempt(slot)
+    if is_evicted:
+        saved.erase(toy.cache, prompt, "")
+    seats.fill()
+    assert slot.n_past == (0 if is_evicted else 16)
+    ((_, done),) = [one for _ in range(40) for one in toy.engine.step() if isinstance(one[1], Done)]
+    assert isinstance(done, Done)
+    assert done.usage.n_cached == n_cached
 
 
 def test_no_draft_goes_past_the_limit() -> None:
