@@ -149,8 +149,7 @@ class Chain:
         self.lengths.overlap.ask(read)
         offers = self._text_drafts(wants, coming)
         for drafter in self._on_device:
-            with self.guard.spared_of(drafter.name, [want.slot for want in wants]):
-                offers = self._with_network(drafter, wants, offers, coming)
+            offers = self._with_network(drafter, wants, offers, coming)
         limits = self.lengths.trim([one.survival for one in offers], coming)
         drafts = zip(wants, offers, limits, strict=True)
         made = {want.slot.id: _cut(one, limit, want.slot.speculate.n_min) for want, one, limit in drafts}
@@ -178,13 +177,12 @@ class Chain:
         """The drafts of the drafter that promises most and enough, as deep as can be chosen before they are known."""
         promise = partial(self._asking.promise, wants=wants)
         for drafter in sorted(self._on_device, key=promise, reverse=True):
-            with self.guard.spared_of(drafter.name, [want.slot for want in wants]):
-                asked = self._asking.asked(drafter, dict(enumerate(wants)), [NO_DRAFT] * len(wants), coming)
-                if any(want.slot.speculate.p_min > 0 for want in asked.values()):
-                    return None  # unsure guesses are not to be verified, and only the host cuts a draft
-                if asked:
-                    drafts = self._launched(drafter, list(asked.values()), tails)
-                    return drafts and replace(drafts, by_slot=self._explained(wants, drafts.by_slot))
+            asked = self._asking.asked(drafter, dict(enumerate(wants)), [NO_DRAFT] * len(wants), coming)
+            if any(want.slot.speculate.p_min > 0 for want in asked.values()):
+                return None  # unsure guesses are not to be verified, and only the host cuts a draft
+            if asked:
+                drafts = self._launched(drafter, list(asked.values()), tails)
+                return drafts and replace(drafts, by_slot=self._explained(wants, drafts.by_slot))
         return Drafts(self._explained(wants, {}))
 
     def _launched(self, drafter: DeviceDrafter, wants: Sequence[Want], tails: Tails) -> Drafts | None:
@@ -201,7 +199,7 @@ class Chain:
         guesses, token_ids = launched
 
         def read() -> dict[int, Draft]:
-            with self.guard.spared_of(drafter.name, slots):
+            with self.guard.spared():
                 known = [replace(want, after=()) for want in wants]
                 made = self._offers(drafter, known, guesses.read)
                 return {slot.id: one for slot, one in zip(slots, made, strict=True)}
@@ -216,22 +214,21 @@ class Chain:
         """The best continuation for each want, of those text drafters that pay for being asked."""
         offers, token_s = [NO_DRAFT] * len(wants), self.lengths.token_s(coming)
         for drafter in self._readers:
-            with self.guard.spared_of(drafter.name, [want.slot for want in wants]):
-                call_s = self.lengths.costs.draft_s(drafter.name, 0)
-                served = [
-                    i
-                    for i, want in enumerate(wants)
-                    if self.guard.serves(drafter.name, want.slot)
-                    and self.lengths.allowance.pays(want.slot, drafter.name, call_s, token_s)
-                ]
-                if not served:
-                    continue
-                asked = [wants[i] for i in served]
-                started = self.now()
-                made = self._offers(drafter, asked, partial(drafter.draft, asked))
-                self.lengths.costs.drafted(drafter.name, 0, (self.now() - started) / len(served))
-                for i, offer in zip(served, made, strict=True):
-                    offers[i] = self._better(offers[i], offer, coming)
+            call_s = self.lengths.costs.draft_s(drafter.name, 0)
+            served = [
+                i
+                for i, want in enumerate(wants)
+                if self.guard.serves(drafter.name, want.slot)
+                and self.lengths.allowance.pays(want.slot, drafter.name, call_s, token_s)
+            ]
+            if not served:
+                continue
+            asked = [wants[i] for i in served]
+            started = self.now()
+            made = self._offers(drafter, asked, partial(drafter.draft, asked))
+            self.lengths.costs.drafted(drafter.name, 0, (self.now() - started) / len(served))
+            for i, offer in zip(served, made, strict=True):
+                offers[i] = self._better(offers[i], offer, coming)
         return offers
 
     def _with_network(

@@ -1,7 +1,7 @@
 """Where a drafter's failure stops: it is switched off for the request; after three within ten minutes, for all.
 
-When the first of the three is ten minutes old it is asked again. Where a decision about drafts fails, the pass does
-without them.
+When the first of the three is ten minutes old it is asked again. Where a decision about drafts fails, what it was for
+goes without them.
 
 Every call of a drafter's method goes through here, so its figures are kept here as well: calls, seconds, tokens drafted
 and accepted, for each request and for all.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TypeVar
 
 from slipstream.engine.device_loss import raise_if_lost
@@ -29,7 +28,7 @@ T = TypeVar("T")
 
 
 class _Spared:
-    """Passes on what goes wrong inside to `failed`, but for a lost device. A class, as several are passed a step."""
+    """Passes on that something inside went wrong, but for a lost device. A class: a step goes through several."""
 
     __slots__ = ("_failed",)
 
@@ -90,8 +89,19 @@ class Guard:
         """
         started = self._now()
         try:
-            with self.spared_of(name, slots, verb):
-                return call()
+            return call()
+        except Exception as error:
+            raise_if_lost(error)
+            self._failures[name].append(started)
+            for slot in slots:
+                slot.silenced.add(name)
+            log.exception(
+                "drafter failed name=%s verb=%s requests=%s off_for_all=%s",
+                name,
+                verb,
+                ",".join(slot.request.id for slot in slots),
+                self._is_off(name),
+            )
             return None
         finally:
             seconds = self._now() - started
@@ -100,35 +110,17 @@ class Guard:
                 slot.stats.tally(name).call(verb, seconds / len(slots))
 
     def spared(self) -> _Spared:
-        """What is decided and learnt about drafts runs inside. If it raises, what it was for does without.
+        """What is decided and learnt about drafts runs inside. If it raises, what it was for goes without.
 
         Raises `DeviceLost`.
         """
         return _Spared(self._spare)
 
-    def spared_of(self, name: str, slots: Sequence[Slot], verb: str = "weigh") -> _Spared:
-        """The same where it is about one drafter: if it raises, that is a failure of the drafter for these slots."""
-        return _Spared(partial(self._put_aside, name, verb, slots))
-
     def _spare(self) -> None:
-        """Log a failed decision: the first, the tenth and so on, for what fails may do so in every pass."""
+        """Log a failed decision: the first, the tenth and so on, as what fails may do so in every pass."""
         self._n_spared += 1
         if str(self._n_spared).strip("0") == "1":
-            log.exception(
-                "a decision about drafts failed, it does without them n_failures=%d", self._n_spared
-            )
-
-    def _put_aside(self, name: str, verb: str, slots: Sequence[Slot]) -> None:
-        self._failures[name].append(self._now())
-        for slot in slots:
-            slot.silenced.add(name)
-        log.exception(
-            "drafter failed name=%s verb=%s requests=%s off_for_all=%s",
-            name,
-            verb,
-            ",".join(slot.request.id for slot in slots),
-            self._is_off(name),
-        )
+            log.exception("a decision about drafts failed, none were made n_failures=%d", self._n_spared)
 
     def credit(self, name: str, slot: Slot, positions: Sequence[int], n_accepted: int) -> None:
         """Count a verified draft: the places of the drafter's tokens in it, and how many tokens of it were accepted."""
