@@ -50,6 +50,33 @@ def test_a_repository_without_the_usual_quantisations() -> None:
         chosen_file("org/repo", None, ["mmproj.gguf", "x.safetensors"])
 
 
+@pytest.mark.parametrize(
+    ("wanted", "file"),
+    [
+        (None, "m-Q8_0-00001-of-00002.gguf"),
+        ("Q8_0", "m-Q8_0-00001-of-00002.gguf"),
+        ("F16", "m-F16-00001-of-00002.gguf"),
+        ("Q6_K", "m-Q6_K-00001-of-00002.gguf"),
+        ("mtp-m-Q8_0.gguf", "mtp-m-Q8_0.gguf"),
+        ("Q5_K_M", "mtp-m-Q5_K_M.gguf"),
+    ],
+)
+def test_a_split_model_is_meant_rather_than_what_lies_beside_it(wanted: str | None, file: str) -> None:
+    """Names of whole files are shorter."""
+    split = ("Q8_0", "F16", "Q6_K")
+    listed = [f"m-{kind}-0000{i}-of-00002.gguf" for kind in split for i in (1, 2)]
+    listed += ["m.imatrix.gguf", "m.mmproj-f16.gguf", "m-BF16.gguf", "m-UD-Q6_K.gguf"]
+    listed += ["mtp-m-Q8_0.gguf", "mtp-m-Q5_K_M.gguf", "m-eagle3-Q8_0.gguf"]
+    assert chosen_file("org/repo", wanted, listed) == file
+
+
+def test_another_type_whose_name_ends_alike_is_not_meant() -> None:
+    with pytest.raises(LoadError, match=r"has no GGUF file 'F16' for a model; it has m-BF16\.gguf$"):
+        chosen_file("org/repo", "F16", ["m-BF16.gguf", "m.mmproj-f16.gguf"])
+    assert chosen_file("org/repo", None, ["imatrix.gguf", "m-Q6_K.gguf"]) == "m-Q6_K.gguf"
+    assert chosen_file("org/heads", "q8_0", ["m-eagle3-Q8_0.gguf"]) == "m-eagle3-Q8_0.gguf"
+
+
 class Hub:
     """What the functions of huggingface_hub are asked for, and what they say."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -25,7 +26,9 @@ COPIES = "consolidated*.safetensors"  # Mistral's form of weights that lie besid
 CONFIGS = ("config.json", "generation_config.json")
 # Of a repository of GGUF files alone the first of these is taken if the name asks for none, as llama.cpp does.
 QUANTS = ("Q4_K_M", "Q8_0")
-PROJECTOR = "mmproj"  # what files with encoders of media begin with
+# What names of GGUF files contain that are no models: encoders of media, statistics for quantising; and draft heads.
+NO_MODELS = ("mmproj", "imatrix")
+HEADS = ("mtp-", "eagle3-", "dflash-", "dspark-")
 _ASK_S = 10.0  # that the hub may take to say which files a repository has
 
 
@@ -138,26 +141,40 @@ def _not_read(weights: Sequence[str]) -> list[str]:
 def chosen_file(repository: str, wanted: str | None, listed: Sequence[str]) -> str:
     """The GGUF file of a repository that is meant, the first of a split model. Raises `LoadError` naming what is there.
 
-    wanted: a quantisation, which is part of the file's name, or the file; None: the usual quantisation.
+    wanted: a quantisation, which is part of the file's name, or the file; None: the usual quantisation. Draft heads
+    are meant where no model fits.
     """
     models = [
         file
         for file in sorted(listed)
-        if file.endswith(GGUF)
-        and not Path(file).name.startswith(PROJECTOR)
-        and split_files(Path(file))[0] == Path(file)
+        if file.endswith(GGUF) and not _says(file, NO_MODELS) and split_files(Path(file))[0] == Path(file)
     ]
-    for asked in (wanted,) if wanted is not None else QUANTS:
-        found = [file for file in models if asked.lower() in Path(file).name.lower()]
-        # Of Q4_K_M and UD-Q4_K_M the shorter name is the plain one.
-        if found:
-            return min(found, key=lambda file: (len(Path(file).name), file))
-    if wanted is None and models:
-        return models[0]
+    heads = [file for file in models if _says(file, HEADS)]
+    for some in ([file for file in models if file not in heads], heads):
+        for asked in (wanted,) if wanted is not None else QUANTS:
+            # No letter before it: F16 is not BF16.
+            named = re.compile(rf"(?<![a-z0-9]){re.escape(asked)}", re.IGNORECASE)
+            found = [file for file in some if named.search(Path(file).name)]
+            # Of Q4_K_M and UD-Q4_K_M the shorter name is the plain one.
+            if found:
+                return min(found, key=lambda file: (len(_stem(Path(file))), file))
+        if wanted is None and some:
+            return some[0]
     raise LoadError(
         f"{repository}: has no GGUF file {'' if wanted is None else repr(wanted) + ' '}for a model;"
         f" it has {', '.join(models) or 'none'}"
     )
+
+
+def _says(file: str, words: Sequence[str]) -> bool:
+    """Whether one of the words is part of a file's name."""
+    return any(word in Path(file).name.lower() for word in words)
+
+
+def _stem(path: Path) -> str:
+    """A GGUF file's name without its end, of a split model without the part's number."""
+    match = SPLIT.fullmatch(path.name)
+    return path.stem if match is None else match[1]
 
 
 def model_name(path: Path, given: str) -> str:
@@ -167,11 +184,8 @@ def model_name(path: Path, given: str) -> str:
     path: where the files are; given: the name that they were found by.
     """
     if is_gguf(path):
-        match = SPLIT.fullmatch(path.name)
-        name = path.stem if match is None else match[1]
-    else:
-        name = os.path.basename(os.path.abspath(given)) if os.path.isdir(given) else given
-    return as_text(name)
+        return as_text(_stem(path))
+    return as_text(os.path.basename(os.path.abspath(given)) if os.path.isdir(given) else given)
 
 
 def run_dtype(config: ModelConfig, setting: str) -> torch.dtype:
