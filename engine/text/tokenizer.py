@@ -20,6 +20,7 @@ INFILL = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM-4.5
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),
 )
 # Before each file of a repository: Qwen, StarCoder.

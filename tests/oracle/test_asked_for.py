@@ -247,10 +247,11 @@ def test_a_vocabulary_without_infill_tokens_says_so(lab: Lab) -> None:
         lab.tokenizer.infill("a", "b")
 
 
-def test_text_to_fill_in_stands_between_the_vocabularys_own_tokens(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["fim", "code"])
+def test_text_to_fill_in_stands_between_the_vocabularys_own_tokens(tmp_path: Path, family: str) -> None:
     shutil.copytree(DEMO.target, tmp_path, dirs_exist_ok=True)
     made = HFTokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    marks = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+    marks = [f"<|{family}_{part}|>" for part in ("prefix", "suffix", "middle")]
     made.add_special_tokens(marks)
     made.save(str(tmp_path / "tokenizer.json"))
     tokenizer = Tokenizer(tmp_path)
