@@ -300,6 +300,19 @@ def test_the_log_says_that_a_file_is_quantised(
     ]
 
 
+@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3"])
+def test_a_scale_of_nought_leaves_experts_as_they_are(
+    folder_for: Callable[[str], Path], tmp_path: Path, family: str
+) -> None:
+    """As in llama.cpp."""
+    contents = gguf_of(folder_for(family))
+    paths = [
+        contents.with_keys({".expert_weights_scale": value}).write(tmp_path / f"{value}.gguf")
+        for value in (0.0, 1.0)
+    ]
+    assert same_parts(*paths)
+
+
 def test_latent_attention_in_older_files(tmp_path: Path) -> None:
     """Before keys and values of each head were apart, and before the file said how experts are scored."""
     folder = tiny_checkpoint("glm4_moe_lite", tmp_path / "folder")

@@ -75,6 +75,7 @@ VALUES: list[tuple[str, Any, str]] = [
     (".logit_scale", 0.5, "llama.logit_scale = 0.5: not supported"),
     (".embedding_scale", 12.0, "llama.embedding_scale = 12.0: not supported"),
     (".residual_scale", 0.25, "llama.residual_scale = 0.25: not supported"),
+    (".attention.temperature_scale", 0.5, "llama.attention.temperature_scale = 0.5: not supported"),
     (".attention.sliding_window", 4096, "llama.attention.sliding_window = 4096: not supported"),
     (".final_logit_softcapping", 30.0, "llama.final_logit_softcapping = 30.0: not supported"),
     (".rope.freq_base_swa", 1e4, "llama.rope.freq_base_swa = 10000.0: not supported"),
@@ -329,6 +330,18 @@ def test_divisors_of_frequencies(
 ) -> None:
     path = tiny().with_tensors({"rope_freqs.weight": factors}).write(tmp_path / "model.gguf")
     assert message in refusal(path, error)
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_rotations_are_not_divided_and_stretched(tmp_path: Path, kind: str) -> None:
+    """llama.cpp does both."""
+    divided = tiny().with_tensors({"rope_freqs.weight": torch.ones(16)})
+    more = {".rope.scaling.type": kind, ".rope.scaling.factor": 4.0}
+    path = divided.with_keys(more).write(tmp_path / "model.gguf")
+    expected = "model.gguf: llama.rope.scaling.factor = 4.0: not supported beside rope_freqs.weight"
+    assert refusal(path, UnsupportedModel) == expected
+    for harmless in ({".rope.scaling.type": "none"}, {".rope.scaling.factor": 1.0}):
+        assert read_model(divided.with_keys(more | harmless).write(path)).rope.kind == "divided"
 
 
 def test_a_config_of_a_broken_file_says_the_same(tmp_path: Path) -> None:

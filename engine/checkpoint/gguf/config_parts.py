@@ -30,9 +30,12 @@ def rope(keys: Keys) -> Config:
         "rope_theta": keys.number("rope.freq_base", 10000.0),
         "partial_rotary_factor": share(n_dims, keys.d_head),
     }
+    factor = 1.0 if kind == "none" else keys.number("rope.scaling.factor", 1.0) or 1.0  # 0: not scaled
     if ROPE_FACTORS in keys.tensors:
+        if factor != 1.0:
+            raise keys.refuse("rope.scaling.factor", f"not supported beside {ROPE_FACTORS}")
         return {**plain, "rope_type": "divided", "divisors": read_factors(keys.tensor(ROPE_FACTORS))}
-    if kind == "none" or (factor := keys.number("rope.scaling.factor", 1.0)) in (0.0, 1.0):
+    if factor == 1.0:
         return plain
     return {**plain, "rope_type": kind, "factor": factor, **(yarn(keys) if kind == "yarn" else {})}
 
@@ -133,3 +136,8 @@ def experts(keys: Keys) -> Config:
         "moe_intermediate_size": keys.count("expert_feed_forward_length"),
         "norm_topk_prob": True,
     }
+
+
+def experts_scale(keys: Keys) -> float:
+    """What experts chosen are multiplied by."""
+    return keys.number("expert_weights_scale", 0.0) or 1.0  # 0: not scaled

@@ -9,6 +9,7 @@ from slipstream.engine.checkpoint.gguf.config_parts import (
     Config,
     by_kind,
     experts,
+    experts_scale,
     read_factors,
     sliding_layers,
     sparse_layers,
@@ -42,7 +43,7 @@ def step35(keys: Keys) -> Config:
         "num_experts_per_tok": given["num_experts_per_tok"],
         "moe_intermediate_size": given["moe_intermediate_size"],
         "share_expert_dim": keys.count("expert_shared_feed_forward_length"),
-        "moe_router_scaling_factor": keys.number("expert_weights_scale", 0.0) or 1.0,  # 0: not scaled
+        "moe_router_scaling_factor": experts_scale(keys),
         "swiglu_limits": limits(keys, "swiglu_clamp_exp", n_all),
         "swiglu_limits_shared": limits(keys, "swiglu_clamp_shexp", n_all),
     }
