@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,17 @@ MISSING = [
 def test_missing_keys(tmp_path: Path, key: str) -> None:
     path = tiny(more={f".{key}": None}).write(tmp_path / "model.gguf")
     assert refusal(path, LoadError) == f"model.gguf: llama.{key} is missing"
+
+
+def test_a_folder_of_files_is_not_taken_for_a_checkpoint(tmp_path: Path) -> None:
+    """As a download of a hub repository makes one."""
+    for name in ("b.gguf", "a.gguf"):
+        tiny().write(tmp_path / name)
+    expected = (
+        f"{tmp_path}: a folder with GGUF files and no config.json; name a file, such as {tmp_path}/a.gguf"
+    )
+    with pytest.raises(LoadError, match=f"^{re.escape(expected)}$"):
+        read_model(tmp_path)
 
 
 COUNT = "must be a whole number from 0 to 2147483647"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from slipstream.engine.checkpoint.gguf.files import read_configs, read_keys, split_files
+from slipstream.engine.errors import LoadError
 from slipstream.engine.models.reading.fields import Fields
-from slipstream.engine.naming import is_gguf
+from slipstream.engine.naming import GGUF, is_gguf
 from slipstream.engine.text.gguf.gguf_text import gguf_source
 from slipstream.engine.text.tokenizer_source import TokenizerSource, folder_source
 
@@ -22,6 +23,8 @@ def read_documents(path: Path) -> tuple[Fields, Fields]:
         config, generation = read_configs(path)
         return Fields(config, str(path)), Fields(generation, str(path))
     file = path if path.is_file() else path / CONFIG
+    if not file.exists() and (found := sorted(path.glob(f"*{GGUF}"))):
+        raise LoadError(f"{path}: a folder with GGUF files and no {CONFIG}; name a file, such as {found[0]}")
     beside = file.parent / GENERATION
     return Fields.read(file), Fields.read(beside) if beside.exists() else Fields({}, str(beside))
 
