@@ -16,7 +16,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import httpx
 
@@ -283,6 +284,7 @@ def _words(settings: Settings, path: str) -> list[str]:
     changed = {name: value for name, value in values.items() if value != BY_NAME[name].default}
     return [_word(name, value) for name, value in {"log_level": "warning", **changed, "host": path}.items()]
 
+        _leave_in_order()
 
 def _word(name: str, value: object) -> str:
     """The word of a command line that gives a setting this value."""
@@ -299,6 +301,17 @@ def _wait_for(client: httpx.Client, process: subprocess.Popen[bytes]) -> None:
             if client.get("/health").status_code == 200:
                 return
         time.sleep(_POLL_S)
+def _leave_in_order() -> None:
+    """Let a closed terminal and SIGTERM unwind: else the server, in its session, would outlive its conversation."""
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        signal.signal(signal.SIGHUP, leave)
+
+
     reason = "could not load the model" if process.returncode == EXIT_CANNOT_LOAD else "ended"
     raise ServerFailed(f"the server {reason} (exit status {process.returncode})")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import pytest
 
 from slipstream.engine.api import Chat
 from slipstream.engine.settings import Settings
-from slipstream.server.command import cli, starting
+from slipstream.server.command import cli, starting, terminal_chat
 from slipstream.server.command.completion import SHELLS, script
 from slipstream.server.command.flags import OPTIONS
 from slipstream.server.command.foreign_flags import FOREIGN
@@ -306,6 +308,23 @@ def test_its_own_server_has_the_settings_but_for_where_it_listens() -> None:
     assert read_settings(words, {}) == Settings(
         model="x", parallel=2, spec_adaptive=False, host="/s.sock", log_level="warning"
     )
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_closed_terminal_ends_its_own_server_too(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    monkeypatch.setattr(subprocess, "Popen", lambda *words, **more: process)
+    monkeypatch.setattr(terminal_chat, "_wait_for", lambda client, process: os.kill(os.getpid(), number))
+    before = {one: signal.signal(one, lambda *told: None) for one in (signal.SIGHUP, signal.SIGTERM)}
+    try:
+        with pytest.raises(SystemExit), terminal_chat._own_server(Settings(model="x"), {}):
+            pass
+        assert process.poll() == -signal.SIGTERM
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+        process.kill()
+        process.wait()
 
 
 def test_ctrl_c_ends_the_reply_and_not_the_conversation() -> None:
