@@ -6,6 +6,7 @@ Tokens are tinted by the drafter that guessed them, as on the page. Everything g
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from typing import Any, NoReturn
 
 import httpx
 
+from slipstream.engine.naming import as_text
 from slipstream.engine.settings import Settings
 from slipstream.server.command.flags import BY_NAME, OPTIONS, PREFIX
 from slipstream.server.command.serve import EXIT_CANNOT_LOAD, EXIT_FAILED
@@ -205,6 +207,8 @@ def _converse(client: httpx.Client, call: Call) -> int:
                     return EXIT_FAILED
     return 0
 
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # a request holds UTF-8, and files may be in another encoding
 
 def _terminal(client: httpx.Client, *, colours: bool) -> tuple[Terminal, str]:
     """Standard output with the server's drafters as colours, and the model's name. Raises `ServerFailed`."""
@@ -325,7 +329,13 @@ CHAT = Subcommand(
     run=_chat,
     arguments=(
         Argument(name="url", flag="--url", metavar="URL", meaning="address of a running server, without /v1"),
-        Argument(name="system", flag="--system", metavar="TEXT", meaning="what the conversation begins with"),
+        Argument(
+            name="system",
+            flag="--system",
+            metavar="TEXT",
+            read=as_text,
+            meaning="what the conversation begins with",
+        ),
         Argument(
             name="max_tokens",
             flag="--max-tokens",

@@ -327,6 +327,16 @@ def test_a_closed_terminal_ends_its_own_server_too(number: int, monkeypatch: pyt
         process.wait()
 
 
+def test_bytes_that_are_not_utf_8_are_asked_as_far_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine(script=words)
+    typed = io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), encoding="utf-8", errors="surrogateescape")
+    monkeypatch.setattr(sys, "stdin", typed)
+    with served(engine) as server:
+        assert ended("chat", "--url", server.url, "--system", "s\udcff") == 0
+    (asked,) = (one.prompt.messages for one in engine.requests if isinstance(one.prompt, Chat))
+    assert [message["content"] for message in asked] == ["s\ufffd", "caf\ufffd"]
+
+
 def test_ctrl_c_ends_the_reply_and_not_the_conversation() -> None:
     written: list[str] = []
 
