@@ -31,7 +31,10 @@ from slipstream.server.http.address import reachable
 from slipstream.server.http.auth import keys_of
 from slipstream.server.http.limits import unix_path
 
-_SAMPLING = ("seed", "temperature", "top_k", "top_p", "min_p")
+_SAMPLING = (
+    *("seed", "temperature", "top_k", "top_p", "min_p"),
+    *("repeat_penalty", "repeat_last_n", "presence_penalty", "frequency_penalty"),
+)
 _LISTENING = (
     *("host", "port", "api_prefix", "api_key", "api_key_file", "ssl_key_file", "ssl_cert_file"),
     "cors_origins",
@@ -164,9 +167,14 @@ def _reason(response: httpx.Response) -> str:
 
 def _chat(call: Call) -> int:
     settings = call.settings
+    is_own = "model" in call.given
+    if not is_own:
+        _refuse_idle(call)
+    elif call.own["url"] is not None:
+        call.refuse("--model and --url: give one of them")
     try:
         with contextlib.ExitStack() as stack:
-            if "model" in call.given and call.own["url"] is None:
+            if is_own:
                 client = stack.enter_context(_own_server(settings, call.environ))
             else:
                 client = stack.enter_context(_client(settings, call.own["url"]))
@@ -179,14 +187,28 @@ def _chat(call: Call) -> int:
         return 0
 
 
+def _refuse_idle(call: Call) -> None:
+    """Exit with status 2 on a setting of a server where one that runs already is asked."""
+    for name in call.given:
+        if name not in (*_LISTENING, *_SAMPLING, "n_predict"):
+            call.refuse(f"{BY_NAME[name].flags[0]} has no use with a server that runs already; -m starts one")
+
+
+def _body(call: Call) -> dict[str, Any]:
+    """What the command line says of every request."""
+    body = {name: getattr(call.settings, name) for name in _SAMPLING if name in call.given}
+    if call.settings.n_predict >= 0 and "n_predict" in call.given:
+        body["max_tokens"] = call.settings.n_predict
+    return body
+
+
 def _converse(client: httpx.Client, call: Call) -> int:
     """Read messages and show replies until the input ends."""
     terminal, model = _terminal(client, colours=sys.stdout.isatty() and not call.environ.get("NO_COLOR"))
-    body = {name: getattr(call.settings, name) for name in _SAMPLING if name in call.given}
-    if call.own["max_tokens"] is not None:
-        body["max_tokens"] = call.own["max_tokens"]
-    talk = Conversation(client, terminal, body, call.own["system"])
+    talk = Conversation(client, terminal, _body(call), call.own["system"])
     is_terminal = sys.stdin.isatty()
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # a request holds UTF-8, and files may be in another encoding
     if is_terminal:
         import readline  # noqa: F401  lines can be edited and found again
 
@@ -207,8 +229,6 @@ def _converse(client: httpx.Client, call: Call) -> int:
                     return EXIT_FAILED
     return 0
 
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")  # a request holds UTF-8, and files may be in another encoding
 
 def _terminal(client: httpx.Client, *, colours: bool) -> tuple[Terminal, str]:
     """Standard output with the server's drafters as colours, and the model's name. Raises `ServerFailed`."""
@@ -264,6 +284,7 @@ def _own_server(settings: Settings, environ: Mapping[str, str]) -> Generator[htt
     """A server with these settings on a socket of its own, for as long as the conversation lasts."""
     with tempfile.TemporaryDirectory(prefix="slipstream-chat-") as folder:
         path = str(Path(folder) / "server.sock")
+        _leave_in_order()
         # A session of its own: Ctrl-C is for the reply, and not for the server.
         process = subprocess.Popen(
             [sys.executable, "-m", "slipstream.server", "serve", *_words(settings, path)],
@@ -280,6 +301,17 @@ def _own_server(settings: Settings, environ: Mapping[str, str]) -> Generator[htt
             process.wait()
 
 
+def _leave_in_order() -> None:
+    """Let a closed terminal and SIGTERM unwind: else the server, in its session, would outlive its conversation."""
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        signal.signal(signal.SIGHUP, leave)
+
+
 def _words(settings: Settings, path: str) -> list[str]:
     """The command line of a server with these settings, but for where it listens and who may ask: at that path, us."""
     values = {
@@ -288,7 +320,6 @@ def _words(settings: Settings, path: str) -> list[str]:
     changed = {name: value for name, value in values.items() if value != BY_NAME[name].default}
     return [_word(name, value) for name, value in {"log_level": "warning", **changed, "host": path}.items()]
 
-        _leave_in_order()
 
 def _word(name: str, value: object) -> str:
     """The word of a command line that gives a setting this value."""
@@ -305,17 +336,6 @@ def _wait_for(client: httpx.Client, process: subprocess.Popen[bytes]) -> None:
             if client.get("/health").status_code == 200:
                 return
         time.sleep(_POLL_S)
-def _leave_in_order() -> None:
-    """Let a closed terminal and SIGTERM unwind: else the server, in its session, would outlive its conversation."""
-
-    def leave(number: int, frame: FrameType | None) -> NoReturn:
-        sys.exit(128 + number)
-
-    signal.signal(signal.SIGTERM, leave)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
-        signal.signal(signal.SIGHUP, leave)
-
-
     reason = "could not load the model" if process.returncode == EXIT_CANNOT_LOAD else "ended"
     raise ServerFailed(f"the server {reason} (exit status {process.returncode})")
 
@@ -342,6 +362,7 @@ CHAT = Subcommand(
             metavar="N",
             read=count,
             meaning="most tokens of a reply; as many as fit by default",
+            sets="n_predict",
         ),
     ),
     needs_model=False,

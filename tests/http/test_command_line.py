@@ -70,6 +70,9 @@ def test_every_subcommand_is_listed_and_explains_itself(capsys: pytest.CaptureFi
         (["profile", "-m", "x", "--tasks", "0"], "0: must be a whole number of at least 1"),
         (["completion", "tcsh"], "choose from"),
         (["chat", "--max-tokens", "many"], "many: must be a whole number of at least 1"),
+        (["chat", "--max-tokens", "1", "-n", "2"], "--n-predict and --max-tokens: give one of them"),
+        (["chat", "-m", "x", "--url", "http://x"], "--model and --url: give one of them"),
+        (["chat", "--ctx-size", "99"], "--ctx-size has no use with a server that runs already"),
         ([], "--model is needed"),
         (["compile"], "--model is needed"),
         (["compile", "--arch", "sm_90a,sm_91"], "--arch sm_91: none of sm_80, sm_89, sm_90, sm_90a"),
@@ -251,7 +254,7 @@ def test_a_conversation_with_a_running_server(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = FakeEngine(script=words)
-    flags = ["--system", "Be brief.", "--max-tokens", "7", "--temperature", "0.5"]
+    flags = ["--system", "Be brief.", "-n", "7", "--temperature", "0.5", "--repeat-penalty", "1.5"]
     with served(engine) as server:
         typed = "first\\\nline\n\nsecond\n/new\n/help\nthird\n/exit\nnever\n"
         assert talked(monkeypatch, typed, "--url", server.url, *flags) == 0
@@ -265,7 +268,10 @@ def test_a_conversation_with_a_running_server(
         ],
         [(system["role"], system["content"]), ("user", "third")],
     ]
-    assert {(one.max_tokens, one.sampling.temperature) for one in engine.requests} == {(7, 0.5)}
+    assert {one.max_tokens for one in engine.requests} == {7}
+    assert {(one.sampling.temperature, one.sampling.repeat_penalty) for one in engine.requests} == {
+        (0.5, 1.5)
+    }
     out = capsys.readouterr().out
     assert out.count(REPLY) == 3
     assert "7 tokens" in out
