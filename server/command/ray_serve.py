@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
+from slipstream.server.command.serve import EXIT_CANNOT_LOAD
 from slipstream.server.command.starting import EXIT_INTERRUPTED, checked, configure_logs, preset
 from slipstream.server.command.subcommand import Argument, Call, Subcommand, count, parsed
 from slipstream.server.http.auth import keys_of
@@ -65,7 +66,11 @@ def _run(call: Call) -> int:
     _at_signals(signal.default_int_handler)
     try:
         serve.start(http_options=HTTPOptions(host=settings.host, port=settings.port, request_timeout_s=None))
-        serve.run(application_of(settings, call.own), name=NAME, route_prefix="/")
+        try:
+            serve.run(application_of(settings, call.own), name=NAME, route_prefix="/")
+        except RuntimeError as error:  # which does not say why a part of it did not start
+            log.error("cannot_load", reason=_failure(serve.status().applications) or str(error))
+            return EXIT_CANNOT_LOAD
         _at_signals(lambda *_: stop.set())
         log.info("ready", url=f"http://{settings.host}:{settings.port}", replicas=call.own["replicas"])
         stop.wait()
@@ -77,6 +82,15 @@ def _run(call: Call) -> int:
     finally:
         ray.shutdown()
     return 0
+
+
+def _failure(applications: Mapping[str, Any]) -> str:
+    """Why parts of ours did not start: the end of the traceback in what Ray tells of each."""
+    parts = applications[NAME].deployments if NAME in applications else {}
+    failed = {name: one.message for name, one in parts.items() if one.status == "DEPLOY_FAILED"}
+    return "; ".join(
+        f"{name}: {told.strip().splitlines()[-1]}" for name, told in failed.items() if told.strip()
+    )
 
 
 def _at_signals(handler: Callable[[int, FrameType | None], object]) -> None:
@@ -153,7 +167,7 @@ RAY_SERVE = Subcommand(
             name="dashboard", flag="--dashboard", meaning="start Ray's dashboard with a cluster of its own"
         ),
     ),
-    statuses="Exit status: 0 stopped in order, 2 bad usage.",
+    statuses="Exit status: 0 stopped in order, 2 bad usage, 3 replicas do not start.",
 )
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from slipstream.server.command import ray_serve
 from slipstream.server.command.ray_serve import RAY_SERVE, call_of
 from slipstream.server.command.subcommand import parsed
 
@@ -48,3 +52,47 @@ def test_without_ray_it_says_what_to_install(capsys: pytest.CaptureFixture[str])
         RAY_SERVE.run(parsed(RAY_SERVE, MODEL, {}))
     assert ended.value.code == 2
     assert "pip install 'slipstream[ray]'" in capsys.readouterr().err
+
+
+class FailedRay:
+    """Ray whose replicas do not start, and all of its modules that the command asks for."""
+
+    HTTPOptions = SimpleNamespace
+
+    @property
+    def serve(self) -> FailedRay:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given, **named: None
+
+    def run(self, *given: Any, **named: Any) -> None:
+        raise RuntimeError("Failed to update the deployments ['replica'].")
+
+    def status(self) -> Any:
+        trace = "The deployment failed to start.\nTraceback\n  File x\nLoadError: /m: no such folder\n"
+        parts = {
+            "replica": SimpleNamespace(status="DEPLOY_FAILED", message=trace),
+            "ingress": SimpleNamespace(status="UPDATING", message="has taken more than 30 s"),
+        }
+        return SimpleNamespace(applications={ray_serve.NAME: SimpleNamespace(deployments=parts)})
+
+
+def test_replicas_that_do_not_start_end_it_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ray = FailedRay()
+    for name in ("ray", "ray.serve", "ray.serve.config", "slipstream.server.cluster.on_ray.application"):
+        monkeypatch.setitem(sys.modules, name, ray)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    for name in ("configure_logs", "preset"):
+        monkeypatch.setattr(ray_serve, name, lambda *given: None)
+    told: list[str] = []
+    monkeypatch.setattr(ray_serve.log, "error", lambda event, reason: told.append(reason))
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        assert RAY_SERVE.run(parsed(RAY_SERVE, MODEL, {})) == 3
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert told == ["replica: LoadError: /m: no such folder"]
