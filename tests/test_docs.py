@@ -41,6 +41,12 @@ def test_every_row_has_its_headers_cells(path: Path) -> None:
         assert [row for row in rows if n_cells(row) != n_cells(header)] == []
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_curl_with_a_body_names_its_type(path: Path) -> None:
+    commands = re.findall(r"^(?:\$ )?curl .*$", path.read_text(), flags=re.MULTILINE)
+    assert [one for one in commands if " -d " in one and "content-type: application/json" not in one] == []
+
+
 def anchors(path: Path) -> set[str]:
     """What GitHub makes of the page's headings."""
     titles = re.findall(r"^#+ (.*)$", prose(path), flags=re.MULTILINE)
