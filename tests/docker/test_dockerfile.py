@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from slipstream.engine.settings import Settings
+from slipstream.server.command.ray_serve import call_of
 from slipstream.server.command.starting import read_settings
 from tests.docker.dockerfile import Stage, filled, read
 
@@ -116,6 +117,18 @@ def test_compose() -> None:
     assert set(named) == set(COMPOSE["volumes"])
     assert all(port.startswith("127.0.0.1:") for port in service["ports"])  # no key is set
     assert service["read_only"] is True
+
+
+def test_workers_on_kubernetes_grow_with_the_replicas() -> None:
+    spec = yaml.safe_load((ROOT / "docker" / "kuberay.yaml").read_text())["spec"]
+    (application,) = yaml.safe_load(spec["serveConfigV2"])["applications"]
+    call = call_of(application["args"])
+    (workers,) = spec["rayClusterConfig"]["workerGroupSpecs"]
+    assert (call.own["replicas"], call.own["max_replicas"]) == (
+        workers["minReplicas"],
+        workers["maxReplicas"],
+    )
+    assert spec["rayClusterConfig"]["enableInTreeAutoscaling"] is True  # else KubeRay keeps to `replicas`
 
 
 def test_compose_settings_are_ours() -> None:
