@@ -68,6 +68,10 @@ def check(settings: Settings) -> None:
         raise SettingError("otlp_endpoint", shown, reason)
     if unix_path(settings.host) == "":
         raise SettingError("host", settings.host, "a path is needed after unix:")
+    if settings.remote_image_hosts is not None and not settings.allow_remote_images:
+        raise SettingError(
+            "remote_image_hosts", settings.remote_image_hosts, "has no use without --allow-remote-images"
+        )
 
 
 class HostCheck:

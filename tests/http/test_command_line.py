@@ -172,6 +172,7 @@ def test_flags_that_act(arguments: list[str], changed: dict[str, Any]) -> None:
         (["--chat-template", "chat-ml"], "--chat-template chat-ml: must be Jinja text or one of chatml, "),
         (["--chat-template", "{{ a }}", "--chat-template-file", "f"], "--chat-template is given too"),
         (["--chat-template-kwargs", "{"], "--chat-template-kwargs: "),
+        (["--remote-image-hosts", "a"], "--remote-image-hosts a: has no use without --allow-remote-images"),
         (["--chat-template-kwargs", "[1]"], "--chat-template-kwargs: Input should be an object"),
         (["--chat-template-kwargs", '{"tools": 1}'], "--chat-template-kwargs: tools may not be set"),
     ],
