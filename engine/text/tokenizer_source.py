@@ -58,15 +58,21 @@ def _open(folder: Path) -> HFTokenizer:
 
 
 def stop_ids(*files: Path) -> frozenset[int]:
-    """Ids that end a text: the union of the files' `eos_token_id`, config.json's and generation_config.json's."""
+    """Ids that end a text: the union of the files' `eos_token_id`, config.json's and generation_config.json's.
+
+    Wrappers for several media say it beside their text model's keys.
+    """
     found: set[int] = set()
     for file in files:
-        value = read_object(file).get("eos_token_id")
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        for one in ids:
-            if isinstance(one, bool) or not isinstance(one, int) or one < 0:
-                raise LoadError(f"{file}: eos_token_id = {json.dumps(value)}: must be token ids")
-            found.add(one)
+        outer = read_object(file)
+        inner = outer.get("text_config")
+        for given in (outer, inner if isinstance(inner, dict) else {}):
+            value = given.get("eos_token_id")
+            ids = value if isinstance(value, list) else [] if value is None else [value]
+            for one in ids:
+                if isinstance(one, bool) or not isinstance(one, int) or one < 0:
+                    raise LoadError(f"{file}: eos_token_id = {json.dumps(value)}: must be token ids")
+                found.add(one)
     return frozenset(found)
 
 

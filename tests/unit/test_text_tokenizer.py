@@ -162,6 +162,18 @@ def test_wrong_end_token_is_refused(folder: Path, tmp_path: Path, value: object)
         Tokenizer(tmp_path)
 
 
+def test_a_wrapper_for_several_media_says_what_ends_a_text_beside_its_text_model(
+    tmp_path: Path,
+) -> None:
+    write_tokenizer(tmp_path)
+    text = {"eos_token_id": [7, 8]}
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 6, "text_config": text}))
+    assert Tokenizer(tmp_path).eos_ids == {2, 6, 7, 8}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": {"eos_token_id": -7}}))
+    with pytest.raises(LoadError, match="eos_token_id"):
+        Tokenizer(tmp_path)
+
+
 def test_vocabularies_are_the_same_as_far_as_both_go(folder: Path, tmp_path: Path) -> None:
     target = Tokenizer(folder)
     assert same_vocabulary(target, Tokenizer(folder))
