@@ -61,6 +61,7 @@ SPECULATORS = {"speculators_model_type": "eagle3"}
         ({"architectures": ["LlamaForCausalLMEagle3"]}, "SpecForge", (2, 18, 33)),
         ({"architectures": ["LlamaForCausalLMEagle3"], "eagle_config": None}, "SpecForge", (2, 18, 33)),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 17, 32]}}, "SpecForge", (2, 18, 33)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}, "SpecForge", (2, 18, 33)),
         ({"architectures": ["Eagle3LlamaForCausalLM"]}, "AngelSlim", (2, 18, 33)),
         ({"aux_hidden_states_layer_ids": [1, 17, 33]}, "AngelSlim", (2, 18, 34)),
         (SPECULATORS, "speculators", (2, 18, 33)),

@@ -308,12 +308,13 @@ def load_draft_embedding(weights: Weights, name: str, d_model: int, target: Netw
 def listed_taps(*keys: tuple[Fields, str, int]) -> tuple[int, ...] | None:
     """The hidden states that a config lists, in our numbers; None if it has none of the keys.
 
-    keys: where a list may be, its key, and what is to be added to its numbers; the first that is there counts.
+    keys: where a list may be, its key, and what is to be added to its numbers; the first that is there counts. An empty
+    list, which ModelOpt writes, names none.
     """
     for source, key, shift in keys:
-        if source.has(key):
-            ids = source.values[key]
-            if not isinstance(ids, list) or not ids or not all(type(one) is int for one in ids):
+        ids = source.values.get(key)
+        if ids is not None and ids != []:
+            if not isinstance(ids, list) or not all(type(one) is int for one in ids):
                 raise source.refuse(key, "must be a list of layer numbers")
             return tuple(one + shift for one in ids)
     return None
