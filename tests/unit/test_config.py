@@ -83,8 +83,18 @@ def test_both_dialects_read_the_same(tmp_path: Path, older: dict[str, Any], newe
 
 
 def test_newer_keys_win(tmp_path: Path) -> None:
-    config = read(tmp_path, rope_theta=1.0, rope_parameters={"rope_theta": 2.0}, rope_scaling={"type": "x"})
+    config = read(
+        tmp_path, rope_theta=1.0, rope_parameters={"rope_theta": 2.0}, rope_scaling={"type": "mrope"}
+    )
     assert config.rope.theta == 2.0
+
+
+@pytest.mark.parametrize("newer", [{"rope_theta": 2.0}, {**SCALED, "factor": 4.0}])
+def test_a_scaling_beside_other_rope_parameters_is_not_ignored(tmp_path: Path, newer: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedModel, match=r"rope_scaling = .*differs from rope_parameters"):
+        read(tmp_path, rope_parameters=newer, rope_scaling=OLD_TYPE)
+    same = read(tmp_path, rope_parameters={**SCALED, "rope_theta": 2.0}, rope_scaling=OLD_TYPE).rope
+    assert (same.kind, same.factor, same.theta) == ("llama3", 8.0, 2.0)
 
 
 def test_head_dim_is_not_derived_when_given(tmp_path: Path) -> None:

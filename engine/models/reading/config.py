@@ -171,6 +171,7 @@ def read_config(
     if n_heads % n_kv_heads:
         raise fields.refuse("num_key_value_heads", f"must divide num_attention_heads = {n_heads}")
     rope = read_rope(fields, d_head, FULL if "layer_types" in heeded else None)
+    refuse_two_scalings(fields, rope)
     if rope.query_growth and GROWTH not in heeded:
         raise UnsupportedModel(f"{fields.where}: {GROWTH} = {rope.query_growth}: not supported")
     return ModelConfig(
@@ -208,12 +209,7 @@ def text_fields(outer: Fields) -> Fields:
     inner = outer.child("text_config")
     shared = {
         key: outer.values[key]
-        for key in (
-            "tie_word_embeddings",
-            "dtype",
-            "torch_dtype",
-            *QUANTIZATION_KEYS,
-        )
+        for key in ("tie_word_embeddings", "dtype", "torch_dtype", *QUANTIZATION_KEYS)
         if outer.has(key)
     }
     if outer.values.get("tie_word_embeddings") is False and inner.values.get("tie_word_embeddings") is True:
@@ -307,6 +303,17 @@ def read_rope(fields: Fields, d_head: int, kind_of_layer: str | None = None) -> 
     if given.number(GROWTH, 0.0):
         raise given.refuse(GROWTH, "not supported with a rotation that is not scaled")
     return plain
+
+
+def refuse_two_scalings(fields: Fields, rope: RopeSpec) -> None:
+    """Raise `UnsupportedModel` if the older key asks for another scaling than the newer, of which `rope` was read."""
+    older = fields.child("rope_scaling")
+    kind = older.text("rope_type" if older.has("rope_type") else "type", "default")
+    if kind not in ("default", "mrope") and (kind, older.number("factor", rope.factor)) != (
+        rope.kind,
+        rope.factor,
+    ):
+        raise fields.refuse("rope_scaling", "differs from rope_parameters; give one of them")
 
 
 def read_sections(given: Fields, n: int) -> tuple[tuple[int, ...], bool]:
