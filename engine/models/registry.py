@@ -58,9 +58,9 @@ class Family:
     )
 
 
-# Of layers with windows; where the config does not say so, Qwen has none.
+# Of layers with windows; where the config does not say so, Qwen has none, and if it has, none in the first layers.
 WINDOWS = ("layer_types",)
-NO_WINDOW = {"use_sliding_window": False}
+NO_WINDOW = {"use_sliding_window": False, "max_window_layers": 28}
 
 FAMILIES: dict[str, Family] = {
     "DeepseekV2ForCausalLM": Family(deepseek_v3.v2_parts, deepseek_v3.UNDERSTOOD, deepseek_v3.V2_DEFAULTS),
@@ -73,7 +73,7 @@ FAMILIES: dict[str, Family] = {
         f"Gemma4For{use}": Family(gemma4_text.parts, gemma4_text.UNDERSTOOD, gemma4_text.DEFAULTS)
         for use in ("CausalLM", "ConditionalGeneration")
     },
-    "Glm4MoeForCausalLM": Family(glm4_moe.parts, glm4_moe.UNDERSTOOD),
+    "Glm4MoeForCausalLM": Family(glm4_moe.parts, glm4_moe.UNDERSTOOD, glm4_moe.DEFAULTS),
     "Glm4MoeLiteForCausalLM": Family(deepseek_v3.parts, deepseek_v3.UNDERSTOOD, deepseek_v3.GLM_DEFAULTS),
     "GptOssForCausalLM": Family(gpt_oss.parts, gpt_oss.UNDERSTOOD, gpt_oss.DEFAULTS),
     "KimiLinearForCausalLM": Family(kimi_linear.parts, kimi_linear.UNDERSTOOD, kimi_linear.DEFAULTS),
@@ -88,9 +88,11 @@ FAMILIES: dict[str, Family] = {
     ),
     "Qwen2ForCausalLM": Family(qwen2.parts, WINDOWS, NO_WINDOW),
     "Qwen3ForCausalLM": Family(qwen3.parts, WINDOWS, NO_WINDOW),
-    "Qwen3NextForCausalLM": Family(qwen3_5.qwen3_next, qwen3_5.UNDERSTOOD),
+    "Qwen3NextForCausalLM": Family(qwen3_5.qwen3_next, qwen3_5.UNDERSTOOD, qwen3_5.DEFAULTS),
     **{
-        f"Qwen3_5{kind}For{use}": Family(qwen3_5.qwen3_5, qwen3_5.UNDERSTOOD, dialect=qwen3_5.in_turns)
+        f"Qwen3_5{kind}For{use}": Family(
+            qwen3_5.qwen3_5, qwen3_5.UNDERSTOOD, qwen3_5.DEFAULTS, qwen3_5.in_turns
+        )
         for kind in ("", "Moe")
         for use in ("CausalLM", "ConditionalGeneration")
     },

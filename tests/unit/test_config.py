@@ -219,6 +219,32 @@ def test_kinds_of_layers_are_known_names_for_each(tmp_path: Path, name: str, key
             decoder_spec(read_model(tmp_path), 64)
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("GLM-4.5", "rms_norm_eps", 1e-5),
+        ("GLM-4.7-Flash", "rms_norm_eps", 1e-5),
+        ("GLM-4.7-Flash", "routed_scaling_factor", 1.8),
+        ("Qwen2.5-7B", "max_window_layers", 28),
+        ("Qwen2.5-VL-7B", "max_window_layers", 80),
+        ("Qwen3-8B", "max_window_layers", 28),
+        ("Qwen3-Next-80B-A3B", "partial_rotary_factor", 0.25),
+        ("gpt-oss-20b", "rms_norm_eps", 1e-5),
+        ("gpt-oss-20b", "rope_theta", 150_000.0),
+    ],
+)
+def test_what_is_left_out_is_what_transformers_assumes(
+    tmp_path: Path, name: str, key: str, value: float
+) -> None:
+    slides = {"use_sliding_window": True, "sliding_window": 64} if key == "max_window_layers" else {}
+    made = []
+    for said in (value, None):
+        (tmp_path / "config.json").write_text(json.dumps({**CONFIGS[name], **slides, key: said}))
+        spec = decoder_spec(read_model(tmp_path), 64)
+        made.append((spec.norm, list(spec.blocks)))
+    assert made[0] == made[1]
+
+
 @pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "max_position_embeddings"])
 def test_absurd_sizes_are_refused_at_once(tmp_path: Path, key: str) -> None:
     size = 10**9 if key == "num_hidden_layers" else 10**18

@@ -17,7 +17,12 @@ UNDERSTOOD = ("n_routed_experts", "num_local_experts", "num_experts")  # keys th
 # What transformers assumes of keys that are left out.
 V2_DEFAULTS: Mapping[str, Any] = {"first_k_dense_replace": 0, "rope_interleave": True}
 V3_DEFAULTS: Mapping[str, Any] = {"first_k_dense_replace": 3, "rope_interleave": True}
-GLM_DEFAULTS: Mapping[str, Any] = {"first_k_dense_replace": 1, "rope_interleave": True}
+GLM_DEFAULTS: Mapping[str, Any] = {
+    "first_k_dense_replace": 1,
+    "rms_norm_eps": 1e-5,
+    "rope_interleave": True,
+    "routed_scaling_factor": 1.8,
+}
 
 
 def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:

@@ -11,6 +11,7 @@ from slipstream.engine.models.families.routed_experts import feed_forwards, read
 from slipstream.engine.models.reading.config import ModelConfig
 
 UNDERSTOOD = ("n_routed_experts", "num_local_experts")  # keys that other families must refuse
+DEFAULTS = {"rms_norm_eps": 1e-5}  # what transformers assumes of a key that is left out
 
 
 def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:

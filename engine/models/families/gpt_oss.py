@@ -28,7 +28,12 @@ from slipstream.kernels.moe.op import (
 
 UNDERSTOOD = ("layer_types", "num_local_experts")  # keys that other families must refuse
 # What transformers assumes of keys that are left out: the first layer of each two slides.
-DEFAULTS: dict[str, Any] = {"attention_bias": True, "sliding_window_pattern": 2}
+DEFAULTS: dict[str, Any] = {
+    "attention_bias": True,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150_000.0,
+    "sliding_window_pattern": 2,
+}
 
 
 def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:

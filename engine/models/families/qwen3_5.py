@@ -7,6 +7,7 @@ norm within a gated-delta layer.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from slipstream.engine.cache.recurrent import Recurrent
 from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec, FeedForwardSpec, MixerSpec
@@ -20,6 +21,9 @@ from slipstream.engine.models.reading.config import ModelConfig
 
 # Config keys that other families must refuse.
 UNDERSTOOD = ("layer_types", "num_experts", "attn_output_gate")
+DEFAULTS: dict[str, Any] = {
+    "partial_rotary_factor": 0.25
+}  # what transformers assumes of a key that is left out
 in_turns = sectioned([11, 11, 10], interleaved=True)  # Qwen3.5
 
 

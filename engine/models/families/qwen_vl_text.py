@@ -19,7 +19,12 @@ from slipstream.engine.ranks import Joint
 from slipstream.kernels.moe.op import PackedExperts, pack_experts
 
 # What transformers assumes of keys that are left out.
-DEFAULTS_2_5: dict[str, Any] = {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "use_sliding_window": False}
+DEFAULTS_2_5: dict[str, Any] = {
+    "rope_theta": 1e6,
+    "rms_norm_eps": 1e-5,
+    "use_sliding_window": False,
+    "max_window_layers": 80,
+}
 DEFAULTS_3: dict[str, Any] = {"rope_theta": 5e5, "head_dim": 128}
 MOE_DEFAULTS: dict[str, Any] = {"rope_theta": 5e5}
 
