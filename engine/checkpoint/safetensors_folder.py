@@ -115,8 +115,9 @@ class SafetensorsFolder:
         if pickled:
             return (
                 f"{self.folder / pickled[0]}: only safetensors are read, pickled files can run any code;"
-                " convert it with transformers: AutoModelForCausalLM.from_pretrained(folder)"
-                ".save_pretrained(new_folder)"
+                " convert a model with transformers: AutoModelForCausalLM.from_pretrained(folder)"
+                ".save_pretrained(new_folder); of a draft head, which transformers does not know, the file itself:"
+                f' safetensors.torch.save_file(torch.load(file, weights_only=True), "{SINGLE}")'
             )
         if files := sorted(one.name for one in self.folder.glob("*.gguf")):
             return f"{self.folder}: a folder of GGUF files; name one of them: {', '.join(files)}"
