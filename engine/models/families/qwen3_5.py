@@ -21,9 +21,8 @@ from slipstream.engine.models.reading.config import ModelConfig
 
 # Config keys that other families must refuse.
 UNDERSTOOD = ("layer_types", "num_experts", "attn_output_gate")
-DEFAULTS: dict[str, Any] = {
-    "partial_rotary_factor": 0.25
-}  # what transformers assumes of a key that is left out
+# What transformers assumes of a key that is left out.
+DEFAULTS: dict[str, Any] = {"partial_rotary_factor": 0.25}
 in_turns = sectioned([11, 11, 10], interleaved=True)  # Qwen3.5
 
 
