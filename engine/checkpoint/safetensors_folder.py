@@ -27,6 +27,13 @@ TEXT_PREFIXES = (
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 )
+# Endings of pickled weights, and what is said of them.
+PICKLED = (".bin", ".pt", ".pth")
+ONLY_SAFETENSORS = (
+    "only safetensors are read, pickled files can run any code; convert a model with transformers:"
+    " AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder); of a draft head, which transformers"
+    f' does not know, the file itself: safetensors.torch.save_file(torch.load(file, weights_only=True), "{SINGLE}")'
+)
 
 
 class SafetensorsFolder:
@@ -111,14 +118,9 @@ class SafetensorsFolder:
         """Why the folder holds no weights, with a hint if another format is there."""
         if not self.folder.is_dir():
             return f"{self.folder}: no such folder"
-        pickled = sorted(one.name for one in self.folder.iterdir() if one.suffix in (".bin", ".pt", ".pth"))
+        pickled = sorted(one.name for one in self.folder.iterdir() if one.suffix in PICKLED)
         if pickled:
-            return (
-                f"{self.folder / pickled[0]}: only safetensors are read, pickled files can run any code;"
-                " convert a model with transformers: AutoModelForCausalLM.from_pretrained(folder)"
-                ".save_pretrained(new_folder); of a draft head, which transformers does not know, the file itself:"
-                f' safetensors.torch.save_file(torch.load(file, weights_only=True), "{SINGLE}")'
-            )
+            return f"{self.folder / pickled[0]}: {ONLY_SAFETENSORS}"
         if files := sorted(one.name for one in self.folder.glob("*.gguf")):
             return f"{self.folder}: a folder of GGUF files; name one of them: {', '.join(files)}"
         return f"{self.folder}: neither {SINGLE} nor {INDEX} is there"

@@ -172,6 +172,17 @@ def test_copies_of_the_weights_are_left_at_the_hub(hub: Hub) -> None:
     assert local_checkpoint("org/repo") == Path("/hub/model-Q8_0.gguf")
 
 
+def test_a_repository_of_pickled_weights_alone_is_refused_before_it_is_fetched(hub: Hub) -> None:
+    hub.listed = ("config.json", "pytorch_model.bin")
+    with pytest.raises(LoadError, match=r"^org/repo: pytorch_model\.bin: only safetensors are read"):
+        local_checkpoint("org/repo")
+    assert not hub.asked
+    for beside in ("model.safetensors", "model-Q4_K_M.gguf"):
+        hub.listed = ("config.json", "training_args.bin", beside)
+        local_checkpoint("org/repo")
+    assert len(hub.asked) == 2
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from slipstream.engine.checkpoint.gguf.files import SPLIT, split_files
+from slipstream.engine.checkpoint.safetensors_folder import ONLY_SAFETENSORS, PICKLED
 from slipstream.engine.errors import LoadError
 from slipstream.engine.models.reading.config import DTYPES, ModelConfig
 from slipstream.engine.naming import GGUF, as_text, is_gguf, model_path
@@ -117,7 +118,10 @@ def _taken(
     from huggingface_hub import hf_hub_download, snapshot_download
 
     weights = [file for file in listed if "/" not in file and file.endswith(".safetensors")]
+    pickled = [file for file in listed if "/" not in file and file.endswith(PICKLED)]
     if wanted is None and (weights or not any(file.endswith(GGUF) for file in listed)):
+        if pickled and not weights:
+            raise LoadError(f"{repository}: {pickled[0]}: {ONLY_SAFETENSORS}")
         folder = snapshot_download(
             repository,
             allow_patterns=list(patterns),
