@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
-from itertools import zip_longest
-from typing import Any
+from dataclasses import replace
 
-from slipstream.engine.stats import DrafterCount, EngineStats, SlotState
+from slipstream.engine.stats import EngineStats, SlotState
+from slipstream.server.report.tally import added
 
 _SUMMED = (
     *("n_waiting", "n_pages_free", "n_pages_cached", "n_pages_held", "n_steps"),
@@ -30,10 +29,7 @@ def merged(replicas: Mapping[str, EngineStats]) -> EngineStats:
     }
     return EngineStats(
         slots=tuple(_numbered(slots)),
-        drafters={
-            name: _added([one.drafters[name] for one in parts if name in one.drafters])
-            for name in _names(one.drafters for one in parts)
-        },
+        drafters=added(one.drafters for one in parts),
         disabled_drafters=_names(one.disabled_drafters for one in parts),
         doubtful_drafters=_names(one.doubtful_drafters for one in parts),
         step_s=steps,
@@ -50,15 +46,3 @@ def _numbered(slots: Sequence[SlotState]) -> list[SlotState]:
 def _names(groups: Iterable[Iterable[str]]) -> tuple[str, ...]:
     """All names, each once, in the order in which they come."""
     return tuple(dict.fromkeys(name for group in groups for name in group))
-
-
-def _added(counts: Sequence[DrafterCount]) -> DrafterCount:
-    """Field by field; of counts by position, position by position."""
-    found: dict[str, Any] = {}
-    for field in fields(DrafterCount):
-        values = [getattr(one, field.name) for one in counts]
-        if isinstance(values[0], tuple):
-            found[field.name] = tuple(map(sum, zip_longest(*values, fillvalue=0)))
-        else:
-            found[field.name] = sum(values)
-    return DrafterCount(**found)

@@ -27,7 +27,7 @@ def ratio(part: float, whole: float) -> float:
 
 
 def added(several: Iterable[Mapping[str, DrafterCount]]) -> dict[str, DrafterCount]:
-    """The counts of several requests added up, by drafter."""
+    """The counts of several requests, or of several engines, added up by drafter."""
     totals: dict[str, DrafterCount] = {}
     for counts in several:
         for name, count in counts.items():
