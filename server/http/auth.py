@@ -13,6 +13,7 @@ import stat
 from pathlib import Path
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from slipstream.engine.errors import SettingError
@@ -52,6 +53,11 @@ def _keys_in(path: str) -> list[str]:
 def open_to_others(path: str) -> bool:
     """Whether other users of this machine may read or change the file."""
     return bool(Path(path).stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO))
+
+
+def tenant_of(request: Request) -> str:
+    """Whose request it is: the tenant of its API key; "" where keys are not checked."""
+    return getattr(request.state, "tenant", "")
 
 
 def salted(tenant: str, cache_salt: str | None) -> str:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from slipstream.engine.api import AsyncEngine
 from slipstream.engine.settings import Settings
 from slipstream.server.describe.openapi import WORK, answers, takes
-from slipstream.server.http.auth import salted
+from slipstream.server.http.auth import salted, tenant_of
 from slipstream.server.http.body import answer_json, checked, read_json
 from slipstream.server.http.error_table import bad_request, not_found
 from slipstream.server.http.gate import Gate
@@ -84,4 +84,4 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
 
 
 def _tenant(request: Request, wire: EraseSlot) -> str:
-    return salted(getattr(request.state, "tenant", ""), wire.cache_salt)  # only set where keys are checked
+    return salted(tenant_of(request), wire.cache_salt)

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from slipstream.engine.api import AsyncEngine
 from slipstream.engine.errors import ContextTooLong, EngineError
 from slipstream.engine.settings import Settings
+from slipstream.server.http.auth import tenant_of
 from slipstream.server.http.body import answer_json, checked, read_json
 from slipstream.server.http.error_table import Refused, renamed
 from slipstream.server.http.gate import Gate
@@ -55,7 +56,7 @@ class Serving:
         """placed: the images that the request shows, which are read. Raises `Refused`, `Overloaded`."""
         return Caller(
             request_id=request.state.request_id,
-            tenant=getattr(request.state, "tenant", ""),  # only set where keys are checked
+            tenant=tenant_of(request),
             settings=self.settings,
             info=engine.info,
             known=await self.knowing.of(engine),

@@ -14,7 +14,7 @@ from slipstream.engine.naming import as_text
 from slipstream.engine.settings import Settings
 from slipstream.engine.stats import SlotState
 from slipstream.server.describe.openapi import answers, failing
-from slipstream.server.http.auth import is_of
+from slipstream.server.http.auth import is_of, tenant_of
 from slipstream.server.http.body import answer_json
 from slipstream.server.http.error_table import not_found, unavailable
 from slipstream.server.http.gate import Gate
@@ -67,7 +67,7 @@ def routes(gate: Gate, settings: Settings, knowing: Knowing) -> APIRouter:
         engine = gate.for_looking()
         if not settings.slots:
             raise not_found("/slots is switched off (--no-slots)", code="not_supported")
-        tenant = getattr(request.state, "tenant", "")  # only set where keys are checked
+        tenant = tenant_of(request)
         _check_idle(fail_on_no_slot, engine)
         stats = engine.stats()
         step_ms = {part: ms(seconds) for part, seconds in stats.step_average_s.items()}

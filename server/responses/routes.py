@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from slipstream.engine.api import AsyncEngine, EventStream
 from slipstream.server.describe.openapi import GENERATE, WORK, answers, takes
+from slipstream.server.http.auth import tenant_of
 from slipstream.server.http.body import answer_json
 from slipstream.server.http.error_table import (
     bad_request,
@@ -159,10 +160,6 @@ class Responses:
             message = "response_id: only responses with background can be cancelled; others end with their connection"
             raise bad_request(message, param="response_id")
         return found.body
-
-
-def tenant_of(request: Request) -> str:
-    return getattr(request.state, "tenant", "")  # only set where keys are checked
 
 
 def routes(serving: Serving, kept: KeptResponses) -> APIRouter:
