@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field
 
 from slipstream.engine.api import Grammar
 from slipstream.server.http.body import wrong
-from slipstream.server.http.error_table import bad_request, unsupported
+from slipstream.server.http.error_table import bad_request
 from slipstream.server.openai import sent
 from slipstream.server.openai.schema import MAX_SCHEMA_BYTES, check_size, read_schema
 
@@ -191,10 +191,8 @@ def grammar_of(wire: Any, reasoning: tuple[str, str] | None) -> Grammar | None:
 
 
 def _from_gbnf(text: str, param: str) -> str:
-    try:
-        from llguidance import gbnf_to_lark
-    except ImportError:
-        raise unsupported(param, "needs the package llguidance, which is not installed") from None
+    from llguidance import gbnf_to_lark
+
     try:
         made: str = gbnf_to_lark.gbnf_to_lark(text)
     except Exception:  # noqa: BLE001 - it raises what its parser happens to
