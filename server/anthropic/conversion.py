@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from slipstream.server.anthropic.content_blocks import chat_messages
-from slipstream.server.anthropic.message_reply import MessageForm
+from slipstream.server.anthropic.message_reply import MessageReply
 from slipstream.server.anthropic.wire import CountRequest
 from slipstream.server.http.error_table import bad_request, unsupported
 from slipstream.server.openai.convert import Caller, chat_fields, chat_job
-from slipstream.server.openai.job import Job
+from slipstream.server.openai.job import Form, Job
 from slipstream.server.openai.wire import ChatRequest, Message
 
 ENABLED = {"enabled": True, "adaptive": True, "disabled": False}  # by the type of `thinking`
@@ -37,10 +38,8 @@ def messages_job(wire: CountRequest, caller: Caller) -> Job:
     if config is not None:
         fields["reasoning_effort"] = config.effort
         fields["response_format"] = config.format or wire.response_format
-    form = MessageForm(
-        request_id=caller.request_id,
-        hides_thinking=thinking is not None and thinking.display == "omitted",
-    )
+    hides_thinking = thinking is not None and thinking.display == "omitted"
+    form = Form("msg_", "messages", partial(MessageReply, hides_thinking=hides_thinking))
     return chat_job(ChatRequest.model_construct(**fields), caller, form)
 
 

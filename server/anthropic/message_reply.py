@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -14,22 +13,9 @@ from slipstream.server.anthropic.written_blocks import Event, WrittenBlocks
 from slipstream.server.http.error_table import Problem
 from slipstream.server.http.sse import named_event
 from slipstream.server.openai import figures
-from slipstream.server.openai.job import Happened, Job, Reply, delta_of
+from slipstream.server.openai.job import Happened, Job, delta_of
 
 REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageForm:
-    """The dialect of a request."""
-
-    request_id: str
-    hides_thinking: bool
-    id_prefix: str = "msg_"
-    prompt_field: str = "messages"
-
-    def reply(self, job: Job, info: ModelInfo, streams: Sequence[EventStream]) -> Reply:
-        return MessageReply(self, job, info, streams[0])
 
 
 class MessageReply:
@@ -37,10 +23,13 @@ class MessageReply:
 
     closing = b""
 
-    def __init__(self, form: MessageForm, job: Job, info: ModelInfo, stream: EventStream) -> None:
-        self._form = form
+    def __init__(
+        self, job: Job, info: ModelInfo, streams: Sequence[EventStream], *, hides_thinking: bool
+    ) -> None:
+        (stream,) = streams
+        self._request_id = job.request_id
         self._text = job.wanted.text(stream.prompt_tail)
-        self._written = WrittenBlocks(hides_thinking=form.hides_thinking)
+        self._written = WrittenBlocks(hides_thinking=hides_thinking)
         self._n_prompt = len(stream.prompt_ids)
         self._head = {"id": job.id, "type": "message", "role": "assistant", "model": info.name}
 
@@ -87,7 +76,7 @@ class MessageReply:
         return orjson.dumps({**body, **figures.extras(ends, 1)})
 
     def failed(self, problem: Problem) -> bytes:
-        return named_event(error_of(problem.status, problem.content()["error"], self._form.request_id))
+        return named_event(error_of(problem.status, problem.content()["error"], self._request_id))
 
     def _add(self, happened: Happened) -> list[Event]:
         return self._written.add(self._text.feed(delta_of(happened)))

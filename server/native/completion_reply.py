@@ -17,7 +17,7 @@ from slipstream.server.http.sse import event
 from slipstream.server.openai import figures
 from slipstream.server.openai import wire_logprobs as logprobs
 from slipstream.server.openai.formats.format import Content, Piece
-from slipstream.server.openai.job import Happened, Job, Reply, delta_of
+from slipstream.server.openai.job import Happened, Job, delta_of
 from slipstream.server.openai.progress import TimingsSoFar, prompt_progress
 from slipstream.server.openai.readers import SAMPLERS
 
@@ -29,19 +29,6 @@ SAMPLED = (
     *("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n"),
     *("presence_penalty", "frequency_penalty"),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NativeForm:
-    """The dialect of a request. `prompts`: the text of each prompt, as the last object repeats it."""
-
-    wire: NativeRequest
-    prompt_field: str
-    prompts: Sequence[str] = ()
-    id_prefix: str = "cmpl-"
-
-    def reply(self, job: Job, info: ModelInfo, streams: Sequence[EventStream]) -> Reply:
-        return NativeReply(self, job, info, streams)
 
 
 @dataclass(slots=True)
@@ -68,10 +55,20 @@ class NativeReply:
 
     closing = b""
 
-    def __init__(self, form: NativeForm, job: Job, info: ModelInfo, streams: Sequence[EventStream]) -> None:
-        self._form = form
+    def __init__(
+        self,
+        job: Job,
+        info: ModelInfo,
+        streams: Sequence[EventStream],
+        *,
+        wire: NativeRequest,
+        prompts: Sequence[str] = (),
+    ) -> None:
+        """prompts: the text of each prompt, as the last object repeats it."""
         self._job = job
         self._info = info
+        self._wire = wire
+        self._prompts = prompts
         self._choices = [_Choice(job.wanted.text(one.prompt_tail), len(one.prompt_ids)) for one in streams]
 
     def is_ended(self, index: int) -> bool:
@@ -137,7 +134,7 @@ class NativeReply:
 
     def _last(self, index: int, end: Done) -> dict[str, Any]:
         """The whole object of a choice that has ended."""
-        one, wire, usage = self._choices[index], self._form.wire, end.usage
+        one, wire, usage = self._choices[index], self._wire, end.usage
         content, n_total = "".join(one.content), usage.n_prompt + usage.n_completion
         stop_type = "limit" if one.text.reason(end) == "length" else "eos"
         last = {
@@ -149,8 +146,8 @@ class NativeReply:
             "model": self._info.name,
             "tokens_predicted": usage.n_completion,
             "tokens_evaluated": usage.n_prompt,
-            "generation_settings": settings_of(self._job, index, end, self._info, self._form.wire.samplers),
-            "prompt": self._form.prompts[index // self._job.n] if self._form.prompts else "",
+            "generation_settings": settings_of(self._job, index, end, self._info, wire.samplers),
+            "prompt": self._prompts[index // self._job.n] if self._prompts else "",
             "has_new_line": "\n" in content,
             "truncated": end.reason == "length" and n_total >= self._info.n_ctx,
             "stop_type": "word" if end.stop_string is not None else stop_type,
@@ -164,7 +161,7 @@ class NativeReply:
 
     def _chosen(self, last: dict[str, Any]) -> dict[str, Any]:
         """The fields that the request wants, under the names by which it asked for them."""
-        paths = self._form.wire.response_fields
+        paths = self._wire.response_fields
         return last if not paths else {path: one for path in paths for one in _found(last, path.split("/"))}
 
 

@@ -12,11 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from slipstream.engine.api import Infill, Prompt
 from slipstream.server.describe.shape import optional
 from slipstream.server.http.error_table import bad_request
-from slipstream.server.native.completion_reply import NativeForm
+from slipstream.server.native.completion_reply import NativeReply
 from slipstream.server.native.line_limits import LimitedText
 from slipstream.server.openai import readers
 from slipstream.server.openai.convert import Caller, chat_fields, completion_job, first
-from slipstream.server.openai.job import Job
+from slipstream.server.openai.job import Form, Job
 from slipstream.server.openai.progress import FIELDS
 from slipstream.server.openai.readers import INT32
 from slipstream.server.openai.wire import CompletionRequest, Generate
@@ -86,7 +86,7 @@ def _job(wire: NativeRequest, prompts: list[Any], caller: Caller, field: str) ->
     n = first(wire.n, wire.n_cmpl)
     shared: Mapping[str, Any] = chat_fields(wire.model_copy(update={"n": None}), FIELDS) | {"n": n}
     plain = CompletionRequest.model_construct(**shared, prompt=prompts)
-    job = completion_job(plain, caller, NativeForm(wire=wire, prompt_field=field))
+    job = completion_job(plain, caller, Form("cmpl-", field, partial(NativeReply, wire=wire)))
     text = partial(_text, wire.n_indent or 0, max(0, wire.t_max_predict_ms or 0) / 1000)
     return replace(
         job,

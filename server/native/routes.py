@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -16,10 +16,11 @@ from slipstream.server.describe.openapi import GENERATE, WORK, answers, takes
 from slipstream.server.http.body import answer_json, checked, read_array, read_json
 from slipstream.server.http.error_table import bad_request, unsupported
 from slipstream.server.http.gate import Gate
-from slipstream.server.native.completion_reply import NativeForm
+from slipstream.server.native.completion_reply import NativeReply
 from slipstream.server.native.generation import (
     InfillRequest,
     NativeCompletion,
+    NativeRequest,
     infill_job,
     native_job,
     texts_of,
@@ -36,8 +37,9 @@ from slipstream.server.native.replies import (
 from slipstream.server.native.wire import MAX_PIECES, Detokenize, NoAdapters, Tokenize, TokenizeChat
 from slipstream.server.openai.choices import naming_prompt
 from slipstream.server.openai.convert import chat_job
-from slipstream.server.openai.serving import Convert, Model, Serving, answer, in_names
+from slipstream.server.openai.serving import Convert, Serving, answer, in_names, read
 
+Native = TypeVar("Native", bound=NativeRequest)
 Chosen = dict[str, Any]  # with `response_fields`
 _GENERATED = answers(
     Generated | Chosen | list[Generated | Chosen],
@@ -61,16 +63,18 @@ def routes(serving: Serving) -> APIRouter:
     return router
 
 
-async def _reply(serving: Serving, request: Request, model: type[Model], convert: Convert[Model]) -> Response:
+async def _reply(
+    serving: Serving, request: Request, model: type[Native], convert: Convert[Native]
+) -> Response:
     engine = serving.gate.for_work()
-    job = await serving.job(engine, request, model, convert)
+    wire = await read(request, model, serving.settings)
+    job = await serving.converted(engine, request, wire, convert)
     with naming_prompt(job):
         prompts = [
             one if isinstance(one, str) else await engine.detokenize(await engine.prompt_ids(one))
             for one in texts_of(job)
         ]
-    assert isinstance(job.form, NativeForm)
-    form = replace(job.form, prompts=prompts)
+    form = replace(job.form, reply=partial(NativeReply, wire=wire, prompts=prompts))
     return await answer(request, engine, replace(job, form=form), serving.settings)
 
 

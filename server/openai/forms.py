@@ -1,6 +1,6 @@
 """OpenAI's two forms of a reply, chat and plain text, as far as they differ: the entries of `choices`.
 
-A form makes `Choice` objects; a choice turns its engine events into entries of chunks, or into the entry of a whole
+A choice turns its engine events into entries of chunks, or into the entry of a whole
 reply. `reply.py` has what both forms share.
 """
 
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from slipstream.engine.api import Delta, Done, Echo, EventStream, TokenLogprob
 from slipstream.server.openai import wire_logprobs as logprobs
 from slipstream.server.openai.job import Form, Wanted, delta_of
 from slipstream.server.openai.message import Message
-from slipstream.server.openai.reply import ChoicesForm
+from slipstream.server.openai.reply import ChoicesReply
 
 
 def _choice(
@@ -165,18 +166,14 @@ def _of_prompt(echo: Echo, wanted: Wanted) -> dict[str, Any]:
 
 
 # A stream of `/v1/chat/completions` has the role once per choice, because clients concatenate strings.
-CHAT: Form = ChoicesForm(
-    id_prefix="chatcmpl-",
-    prompt_field="messages",
-    whole_object="chat.completion",
-    chunk_object="chat.completion.chunk",
-    choice=_ChatChoice,
+CHAT = Form(
+    "chatcmpl-",
+    "messages",
+    partial(ChoicesReply, objects=("chat.completion", "chat.completion.chunk"), choice=_ChatChoice),
 )
 # `/v1/completions`
-TEXT: Form = ChoicesForm(
-    id_prefix="cmpl-",
-    prompt_field="prompt",
-    whole_object="text_completion",
-    chunk_object="text_completion",
-    choice=_TextChoice,
+TEXT = Form(
+    "cmpl-",
+    "prompt",
+    partial(ChoicesReply, objects=("text_completion", "text_completion"), choice=_TextChoice),
 )

@@ -67,17 +67,15 @@ def delta_of(happened: Happened) -> Delta:
     return happened
 
 
-class Form(Protocol):
+@dataclass(frozen=True, slots=True)
+class Form:
     """A dialect, as far as a request decides about it."""
 
-    @property
-    def id_prefix(self) -> str: ...
-
-    @property
-    def prompt_field(self) -> str:
-        """The request field that errors about the prompt name."""
-
-    def reply(self, job: Job, info: ModelInfo, streams: Sequence[EventStream]) -> Reply: ...
+    id_prefix: str
+    prompt_field: str  # the request field that errors about the prompt name
+    reply: Callable[
+        [Job, ModelInfo, Sequence[EventStream]], Reply
+    ]  # makes a job's reply of its admitted streams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
@@ -17,7 +16,7 @@ from slipstream.engine.drafting import Step
 from slipstream.server.http.error_table import Problem
 from slipstream.server.http.sse import event
 from slipstream.server.openai import figures
-from slipstream.server.openai.job import Happened, Job, Reply, Wanted
+from slipstream.server.openai.job import Happened, Job, Wanted
 from slipstream.server.openai.progress import TimingsSoFar, prompt_progress
 
 
@@ -55,29 +54,24 @@ class Choice(Protocol):
         """Fields that this choice, if it is the first, adds to the root of the body, or of the first chunk."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChoicesForm:
-    """What differs between the replies of the two endpoints, in chunks and whole."""
-
-    id_prefix: str
-    prompt_field: str
-    whole_object: str
-    chunk_object: str
-    choice: Callable[[int, Wanted, EventStream], Choice]
-
-    def reply(self, job: Job, info: ModelInfo, streams: Sequence[EventStream]) -> Reply:
-        return ChoicesReply(self, job, info, streams)
-
-
 class ChoicesReply:
-    """A reply of one of the two forms: a `Reply`."""
+    """A reply of one of the two endpoints: a `Reply`."""
 
     closing = b"data: [DONE]\n\n"
 
-    def __init__(self, form: ChoicesForm, job: Job, info: ModelInfo, streams: Sequence[EventStream]) -> None:
-        self.form = form
+    def __init__(
+        self,
+        job: Job,
+        info: ModelInfo,
+        streams: Sequence[EventStream],
+        *,
+        objects: tuple[str, str],
+        choice: Callable[[int, Wanted, EventStream], Choice],
+    ) -> None:
+        """objects: what `object` says in a whole reply and in a chunk. choice: makes the endpoint's choices."""
         self.job = job
-        self._choices = [form.choice(index, job.wanted, stream) for index, stream in enumerate(streams)]
+        self._whole_object, self._chunk_object = objects
+        self._choices = [choice(index, job.wanted, stream) for index, stream in enumerate(streams)]
         self._n_prompt = sum(len(stream.prompt_ids) for stream in streams[:: job.n])
         self._n_completion = 0
         self._details: list[list[Delta]] = [[] for _ in job.requests]
@@ -145,13 +139,13 @@ class ChoicesReply:
     def whole(self, ends: Sequence[Done]) -> bytes:
         choices = [choice.whole(end) for choice, end in zip(self._choices, ends, strict=True)]
         usage = self._usage(ends)
-        body = {**self._head, "object": self.form.whole_object, "choices": choices, "usage": usage}
+        body = {**self._head, "object": self._whole_object, "choices": choices, "usage": usage}
         if self.job.detail:
             body["spec"] = [[_detail(delta) for delta in deltas] for deltas in self._details]
         return orjson.dumps({**body, **self._choices[0].root(), **figures.extras(ends, self.job.n)})
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        body = {**self._head, "object": self.form.chunk_object, "choices": choices}
+        body = {**self._head, "object": self._chunk_object, "choices": choices}
         if self.job.continuous_usage:
             body["usage"] = figures.usage_of(self._n_prompt, self._n_completion, 0)
         elif self.job.include_usage:

@@ -13,12 +13,12 @@ from slipstream.engine.api import AsyncEngine
 from slipstream.engine.errors import ContextTooLong, TextTooLong
 from slipstream.server.http.error_table import bad_request, not_found
 from slipstream.server.openai.convert import Caller, chat_fields, chat_job
-from slipstream.server.openai.job import Job
+from slipstream.server.openai.job import Form, Job
 from slipstream.server.openai.progress import FIELDS
 from slipstream.server.openai.wire import MAX_MESSAGES, ChatRequest
 from slipstream.server.responses.input_items import AnyItem, ItemReference, Items, MessageItem, messages_of
 from slipstream.server.responses.kept import MOST_CHAINED, KeptResponses
-from slipstream.server.responses.response import PREFIX, ResponseForm
+from slipstream.server.responses.response import PREFIX
 from slipstream.server.responses.wire import LOGPROBS, ResponsesRequest
 
 N_KEY = 32  # hexadecimal digits of a response's id, with which the ids of its items begin too
@@ -66,7 +66,7 @@ async def before(wire: ResponsesRequest, kept: KeptResponses, tenant: str) -> li
     return READ.validate_python(raw)
 
 
-def response_job(wire: ResponsesRequest, items: Sequence[AnyItem], caller: Caller, form: ResponseForm) -> Job:
+def response_job(wire: ResponsesRequest, items: Sequence[AnyItem], caller: Caller, form: Form) -> Job:
     """The job of a conversation that consists of `items`. Raises `Refused`."""
     source = wire.text and wire.text.format and wire.text.format.source
     if source and wire.response_format:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -14,7 +13,7 @@ from slipstream.server.http.error_table import Problem
 from slipstream.server.http.sse import named_event
 from slipstream.server.openai import figures
 from slipstream.server.openai import wire_logprobs as logprobs
-from slipstream.server.openai.job import Happened, Job, Reply, delta_of
+from slipstream.server.openai.job import Happened, Job, delta_of
 from slipstream.server.openai.progress import TimingsSoFar, prompt_progress
 from slipstream.server.openai.tools import ToolChoice
 from slipstream.server.responses.input_items import AnyItem, shown
@@ -26,28 +25,8 @@ PREFIX = "resp_"
 # An event may have only these codes; the error's own code is in the log and the metrics.
 ERROR_CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseForm:
-    """The dialect of a request. `keep` is called with a response that `is_kept` when it has ended, and with its input.
-
-    items: the request's own input, references replaced by what they stand for.
-    """
-
-    wire: ResponsesRequest
-    items: Sequence[AnyItem]
-    is_kept: bool
-    keep: Callable[[dict[str, Any], Sequence[dict[str, Any]]], None]
-    id_prefix: str = PREFIX
-    prompt_field: str = "input"
-
-    def reply(self, job: Job, info: ModelInfo, streams: Sequence[EventStream]) -> Reply:
-        return ResponseReply(self, job, info, streams[0])
-
-    def input_of(self, response_id: str) -> list[dict[str, Any]]:
-        """The request's items as they are listed; those without an id get one that says whose they are."""
-        key = response_id.removeprefix(PREFIX)
-        return [shown(one, f"in_{key}{index:04x}") for index, one in enumerate(self.items)]
+# Called with a response that has ended, and with its input.
+Keep = Callable[[dict[str, Any], Sequence[dict[str, Any]]], None]
 
 
 class ResponseReply:
@@ -55,20 +34,38 @@ class ResponseReply:
 
     closing = b""
 
-    def __init__(self, form: ResponseForm, job: Job, info: ModelInfo, stream: EventStream) -> None:
-        self._form = form
+    def __init__(
+        self,
+        job: Job,
+        info: ModelInfo,
+        streams: Sequence[EventStream],
+        *,
+        wire: ResponsesRequest,
+        items: Sequence[AnyItem],
+        keep: Keep | None,
+    ) -> None:
+        """items: the request's own input, references replaced by what they stand for. keep: None: it is not kept."""
+        (stream,) = streams
         self._job = job
+        self._items = items
+        self._keep = keep
         self._text = job.wanted.text(stream.prompt_tail)
-        asked = form.wire.reasoning
+        asked = wire.reasoning
         self._output = Output(
             job.id.removeprefix(PREFIX),
-            form.wire.offered.called,
+            wire.offered.called,
             summarises=bool(asked and asked.summarises),
-            seals=SEALED_THINKING in (form.wire.include or ()),
+            seals=SEALED_THINKING in (wire.include or ()),
         )
         self._n_events = 0
         self._timings = TimingsSoFar()
-        self.response = {**begun(form.wire, job.id, info), "store": form.is_kept}
+        self.response = {**begun(wire, job.id, info), "store": keep is not None}
+
+    @property
+    def input(self) -> list[dict[str, Any]]:
+        """The request's items as they are listed; those without an id get one that says whose they are."""
+        key = self._job.id.removeprefix(PREFIX)
+        return [shown(one, f"in_{key}{index:04x}") for index, one in enumerate(self._items)]
 
     def is_ended(self, index: int) -> bool:
         return self._text.is_ended
@@ -154,8 +151,8 @@ class ResponseReply:
             "completed_at": completed_at,
             **fields,
         }
-        if self._form.is_kept:
-            self._form.keep(self.response, self._form.input_of(self.response["id"]))
+        if self._keep is not None:
+            self._keep(self.response, self.input)
 
     def _sent(self, one: Event) -> bytes:
         numbered = {**one, "sequence_number": self._n_events}

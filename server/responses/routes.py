@@ -23,7 +23,7 @@ from slipstream.server.http.error_table import (
 )
 from slipstream.server.http.sse import close_all
 from slipstream.server.openai.choices import collect, failure, submit
-from slipstream.server.openai.job import Job
+from slipstream.server.openai.job import Form, Job
 from slipstream.server.openai.replies import InputTokens
 from slipstream.server.openai.serving import Serving, answer, in_names, n_prompt, read
 from slipstream.server.report.meter import record
@@ -31,7 +31,7 @@ from slipstream.server.responses import replies
 from slipstream.server.responses.conversation import before, fitting, resolved, response_job
 from slipstream.server.responses.input_items import images_of
 from slipstream.server.responses.kept import Kept, KeptResponses
-from slipstream.server.responses.response import ResponseForm, ResponseReply
+from slipstream.server.responses.response import PREFIX, ResponseReply
 from slipstream.server.responses.wire import ResponsesRequest
 
 # Fields of a chat by which errors would be named otherwise.
@@ -72,11 +72,10 @@ ResponseId = Annotated[str, Path(description="the response's `id`")]
 
 
 class Running(NamedTuple):
-    """A response that is being made in the background. input: the items of its request, as they are listed."""
+    """A response that is being made in the background."""
 
     reply: ResponseReply
     task: asyncio.Task[None]
-    input: Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +96,13 @@ class Responses:
         def keep(body: dict[str, Any], given: Sequence[dict[str, Any]]) -> None:
             self.kept.put(tenant, Kept(wire.previous_response_id, given, body))
 
-        form = ResponseForm(wire=wire, items=own, is_kept=is_kept, keep=keep)
+        reply = partial(ResponseReply, wire=wire, items=own, keep=keep if is_kept else None)
         self.check_ended(tenant, wire.previous_response_id, "previous_response_id")
         earlier = await before(wire, self.kept, tenant)
         placed = (*images_of(earlier, "previous_response_id"), *images_of(own))
         caller = await self.serving.caller(engine, request, placed)
         items = [*earlier, *own]
-        make = partial(response_job, wire, caller=caller, form=form)
+        make = partial(response_job, wire, caller=caller, form=Form(PREFIX, "input", reply))
         if wire.truncation == "auto":
             return await fitting(engine, items, wire.max_output_tokens or 0, make)
         return make(items)
@@ -111,13 +110,13 @@ class Responses:
     async def start(self, engine: AsyncEngine, job: Job) -> dict[str, Any]:
         """Make a response in the background. Returns it as it is now. Raises what `submit` raises."""
         streams = await submit(engine, job)
-        assert isinstance(job.form, ResponseForm)
-        reply = ResponseReply(job.form, job, engine.info, streams[0])
+        reply = job.form.reply(job, engine.info, streams)
+        assert isinstance(reply, ResponseReply)
         key = job.requests[0].owner, job.id
         own = record()
         own.begin(engine.info.name, job.id, len(job.requests), job.n)
         own.background = task = asyncio.create_task(self._run(reply, streams))
-        self.running[key] = Running(reply, task, job.form.input_of(job.id))
+        self.running[key] = Running(reply, task)
         task.add_done_callback(lambda _: self.running.pop(key))
         return reply.response
 
@@ -136,7 +135,7 @@ class Responses:
         key = tenant_of(request), response_id
         if key in self.running:
             running = self.running[key]
-            return Kept(None, running.input, running.reply.response)
+            return Kept(None, running.reply.input, running.reply.response)
         found = await self.kept.get(*key)
         if found is None:
             raise not_found("no response of this id is kept", code="response_not_found", param="response_id")
