@@ -18,7 +18,7 @@ from slipstream.server.openai import figures
 from slipstream.server.openai import wire_logprobs as logprobs
 from slipstream.server.openai.formats.format import Content, Piece
 from slipstream.server.openai.job import Happened, Job, delta_of
-from slipstream.server.openai.progress import TimingsSoFar, prompt_progress
+from slipstream.server.openai.progress import TimingsSoFar
 from slipstream.server.openai.readers import SAMPLERS
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ class _Choice:
 
     text: Any  # its `ReplyText`
     n_prompt: int
+    timings: TimingsSoFar
     content: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     judged: list[TokenLogprob] = field(default_factory=list)
-    timings: TimingsSoFar = field(default_factory=TimingsSoFar)
     slot: int = -1
 
     def add(self, pieces: Iterable[Piece]) -> str:
@@ -69,7 +69,10 @@ class NativeReply:
         self._info = info
         self._wire = wire
         self._prompts = prompts
-        self._choices = [_Choice(job.wanted.text(one.prompt_tail), len(one.prompt_ids)) for one in streams]
+        self._choices = [
+            _Choice(job.wanted.text(one.prompt_tail), len(one.prompt_ids), TimingsSoFar(job))
+            for one in streams
+        ]
 
     def is_ended(self, index: int) -> bool:
         return bool(self._choices[index].text.is_ended)
@@ -81,15 +84,10 @@ class NativeReply:
         one = self._choices[index]
         if isinstance(happened, Progress):
             one.slot = happened.slot
-            timings = one.timings.prompt(happened)
-            if not self._job.progress:
-                return ()
-            chunk = {**self._chunk(index, "", ()), "prompt_progress": prompt_progress(happened)}
-            return (event(chunk | ({"timings": timings} if self._job.timings else {})),)
+            told = one.timings.prompt(happened)
+            return () if told is None else (event(self._chunk(index, "", ()) | told),)
         content, delta = self._add(index, delta_of(happened))
-        chunk = self._chunk(index, content, delta.token_ids)
-        if self._job.timings:
-            chunk["timings"] = one.timings.after(delta)
+        chunk = self._chunk(index, content, delta.token_ids) | one.timings.after(delta)
         if self._job.wanted.logprobs is not None:
             chunk["completion_probabilities"] = [_judged(each) for each in delta.logprobs]
         return (event(chunk),)

@@ -7,39 +7,42 @@ from typing import Any
 
 from slipstream.engine.api import Delta, Progress
 from slipstream.server.openai import figures
+from slipstream.server.openai.job import Job
 from slipstream.server.report.tally import ms
 
 # Fields of requests.
 FIELDS = ("return_progress", "timings_per_token")
 
 
-def prompt_progress(far: Progress) -> dict[str, Any]:
-    """`prompt_progress` of a chunk."""
-    return {
-        "total": far.n_prompt,
-        "cache": far.n_cached,
-        "processed": far.n_processed,
-        "time_ms": ms(far.seconds),
-    }
-
-
 class TimingsSoFar:
-    """`timings` of each chunk of a choice. Drafts are counted in the last chunk only, by the engine."""
+    """What each chunk of a choice says of times. Drafts are counted in the last chunk only, by the engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, job: Job) -> None:
+        self._job = job
         self._prompt: dict[str, Any] = {}
         self._n_tokens = 0
         self._since_s = 0.0  # when the first token came
 
-    def prompt(self, far: Progress) -> dict[str, Any]:
-        """The timings now that the prompt is so far."""
+    def prompt(self, far: Progress) -> dict[str, Any] | None:
+        """Fields of a chunk, now that the prompt is so far; None if the request wants no such chunks."""
         self._prompt = figures.prompt_timings(far.n_cached, far.n_processed - far.n_cached, far.seconds)
-        return self._prompt | figures.reply_timings(0, 0, 0.0)
+        if not self._job.progress:
+            return None
+        so_far = {
+            "total": far.n_prompt,
+            "cache": far.n_cached,
+            "processed": far.n_processed,
+            "time_ms": ms(far.seconds),
+        }
+        timed = {"timings": self._prompt | figures.reply_timings(0, 0, 0.0)} if self._job.timings else {}
+        return {"prompt_progress": so_far, **timed}
 
     def after(self, delta: Delta) -> dict[str, Any]:
-        """The timings with what a step has added."""
+        """Fields of the chunk that a step makes; none if the request does not want them."""
+        if not self._job.timings:
+            return {}
         now = time.perf_counter()
         self._since_s = self._since_s or now
         self._n_tokens += len(delta.token_ids)
         n_later = max(0, self._n_tokens - 1)
-        return self._prompt | figures.reply_timings(self._n_tokens, n_later, now - self._since_s)
+        return {"timings": self._prompt | figures.reply_timings(self._n_tokens, n_later, now - self._since_s)}

@@ -17,7 +17,7 @@ from slipstream.server.http.error_table import Problem
 from slipstream.server.http.sse import event
 from slipstream.server.openai import figures
 from slipstream.server.openai.job import Happened, Job, Wanted
-from slipstream.server.openai.progress import TimingsSoFar, prompt_progress
+from slipstream.server.openai.progress import TimingsSoFar
 
 
 class Choice(Protocol):
@@ -75,7 +75,7 @@ class ChoicesReply:
         self._n_prompt = sum(len(stream.prompt_ids) for stream in streams[:: job.n])
         self._n_completion = 0
         self._details: list[list[Delta]] = [[] for _ in job.requests]
-        self._timings = [TimingsSoFar() for _ in job.requests]
+        self._timings = [TimingsSoFar(job) for _ in job.requests]
         self._head = {
             "id": job.id,
             "created": int(time.time()),
@@ -96,21 +96,15 @@ class ChoicesReply:
 
     def piece(self, index: int, happened: Happened) -> Iterable[bytes]:
         """The chunk of a step, even if none of the step's text can be sent yet."""
-        choice, more = self._choices[index], {}
+        choice, timings, more = self._choices[index], self._timings[index], {}
         if isinstance(happened, Progress):
-            timings = self._timings[index].prompt(happened)
-            if not self.job.progress:
-                return ()
-            more["prompt_progress"] = prompt_progress(happened)
-            if self.job.timings:
-                more["timings"] = timings
-            return (self._chunk([choice.nothing()], **more),)
+            told = timings.prompt(happened)
+            return () if told is None else (self._chunk([choice.nothing()], **told),)
         if isinstance(happened, Delta):
             self._n_completion += len(happened.token_ids)
             if self.job.detail:
                 more["spec"] = _detail(happened)
-            if self.job.timings:
-                more["timings"] = self._timings[index].after(happened)
+            more |= timings.after(happened)
         return (self._chunk([choice.piece(happened)], **more),)
 
     def end(self, index: int, ends: Mapping[int, Done]) -> Iterator[bytes]:

@@ -14,7 +14,7 @@ from slipstream.server.http.sse import named_event
 from slipstream.server.openai import figures
 from slipstream.server.openai import wire_logprobs as logprobs
 from slipstream.server.openai.job import Happened, Job, delta_of
-from slipstream.server.openai.progress import TimingsSoFar, prompt_progress
+from slipstream.server.openai.progress import TimingsSoFar
 from slipstream.server.openai.tools import ToolChoice
 from slipstream.server.responses.input_items import AnyItem, shown
 from slipstream.server.responses.offered import Offered
@@ -58,7 +58,7 @@ class ResponseReply:
             seals=SEALED_THINKING in (wire.include or ()),
         )
         self._n_events = 0
-        self._timings = TimingsSoFar()
+        self._timings = TimingsSoFar(job)
         self.response = {**begun(wire, job.id, info), "store": keep is not None}
 
     @property
@@ -76,10 +76,11 @@ class ResponseReply:
 
     def piece(self, index: int, happened: Happened) -> Iterable[bytes]:
         if isinstance(happened, Progress):
-            return self._progress(happened)
-        events, timed = self._add(happened), {}
-        if self._job.timings:
-            timed = {"timings": self._timings.after(delta_of(happened))}
+            told = self._timings.prompt(happened)
+            so_far = {"type": "response.in_progress", "response": self.response}
+            return () if told is None else (self._sent(so_far | told),)
+        events = self._add(happened)
+        timed = self._timings.after(delta_of(happened))
         return [self._sent(one | timed if "delta" in one else one) for one in events]
 
     def keep(self, index: int, happened: Echo | Delta) -> None:
@@ -109,17 +110,6 @@ class ResponseReply:
         """End the response as its client asked for."""
         self._output.close("incomplete")
         self._end(status="cancelled")
-
-    def _progress(self, far: Progress) -> Iterable[bytes]:
-        timings = self._timings.prompt(far)
-        if not self._job.progress:
-            return ()
-        event = {
-            "type": "response.in_progress",
-            "response": self.response,
-            "prompt_progress": prompt_progress(far),
-        }
-        return (self._sent(event | ({"timings": timings} if self._job.timings else {})),)
 
     def _add(self, happened: Happened) -> list[Event]:
         pieces, delta = self._text.read(delta_of(happened))
