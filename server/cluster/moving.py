@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from slipstream.engine.api import Delta, Done, Event, EventStream, Failed, Request
-from slipstream.engine.errors import EngineError, Overloaded, ReplicasFailed, TimedOut
+from slipstream.engine.errors import EngineError, EngineStopped, Overloaded, ReplicasFailed, TimedOut
 from slipstream.server.cluster.delivered import Delivered
 from slipstream.server.report.logs import logger
 from slipstream.server.report.meter import record
@@ -27,7 +27,7 @@ _HARMLESS = 32
 _PATIENCE_S = 120.0  # that a request which has begun waits for a place at replicas whose queues are full
 
 
-class ReplicaLost(Exception):
+class ReplicaLost(EngineStopped):
     """The replica drains, was scaled away, or died; what ran on it can go on elsewhere.
 
     died: its process, or its engine, ended by itself while the request was there, so the request may be the cause. Not

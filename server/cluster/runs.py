@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 from pydantic import ValidationError
 
@@ -23,45 +23,26 @@ log = logger(__name__)
 HELLO_S = 10.0  # that a connection may take to say whose it is
 
 
-class _Lost(EngineStopped):
-    """Waits in a run's stream behind the events that came before."""
-
-    def __init__(self, reason: str, *, died: bool) -> None:
-        super().__init__(reason)
-        self.died = died
-
-
-class Run:
-    """A request at one replica. Implements `EventStream`; `__anext__` raises `ReplicaLost` once that is lost."""
+class Run(Stream):
+    """A request at one replica. `__anext__` raises `ReplicaLost` once that is lost, behind what came before."""
 
     def __init__(self, name: str, runs: Runs) -> None:
+        super().__init__((), "", finish=partial(runs.order, self, "finish"), cancel=self._leave)
         self.name = name
         self.replica = ""  # once it has spoken
-        self.prompt_ids: Sequence[int] = ()
-        self.prompt_tail = ""
         # Done once it is admitted; fails with what it was refused with, or with `ReplicaLost`.
         self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._has_begun = False
         self._runs = runs
-        self._stream = Stream((), "", finish=self._finish, cancel=self._cancel)
-
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self
 
     async def __anext__(self) -> Event:
-        event = await anext(self._stream)
-        if isinstance(event, Failed) and isinstance(event.error, _Lost):
-            raise ReplicaLost(str(event.error), died=event.error.died)
+        event = await super().__anext__()
+        if isinstance(event, Failed) and isinstance(event.error, ReplicaLost):
+            raise event.error
         return event
-
-    def finish(self) -> None:
-        self._stream.finish()
 
     def trust(self) -> None:
         self._runs.order(self, "trust")
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
 
     def take(self, frame: Frame, replica: str) -> None:
         """What its replica says of it."""
@@ -79,21 +60,18 @@ class Run:
         elif isinstance(event, Failed) and not self.admitted.done():
             self.admitted.set_exception(event.error)
         elif event is not None:
-            self._stream.push(event)
+            self.push(event)
 
     def lose(self, reason: str, *, died: bool) -> None:
         """Its replica is lost. died: by itself; what had not begun there cannot be the cause."""
-        lost = _Lost(reason, died=died and self._has_begun)
+        lost = ReplicaLost(reason, died=died and self._has_begun)
         if not self.admitted.done():
-            self.admitted.set_exception(ReplicaLost(reason, died=lost.died))
+            self.admitted.set_exception(lost)
         else:
-            self._stream.push(Failed(lost))
+            self.push(Failed(lost))
         self._runs.drop(self)
 
-    def _finish(self) -> None:
-        self._runs.order(self, "finish")
-
-    def _cancel(self) -> None:
+    def _leave(self) -> None:
         self._runs.order(self, "cancel")
         self._runs.drop(self)
 
