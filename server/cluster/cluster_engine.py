@@ -20,7 +20,7 @@ from slipstream.engine.settings import Settings
 from slipstream.engine.stats import EngineStats
 from slipstream.server.cluster import moving
 from slipstream.server.cluster.merged_stats import merged
-from slipstream.server.cluster.moving import MovingStream, Replica
+from slipstream.server.cluster.moving import MovingStream
 from slipstream.server.cluster.placement import Members, Placement, Seeking, asked
 from slipstream.server.cluster.runs import Runs
 from slipstream.server.report.logs import logger
@@ -31,7 +31,7 @@ _DRAIN_S = 0.1  # between two looks whether all streams have ended
 
 
 class ClusterEngine:
-    """Implements `engine.api.AsyncEngine` and `moving.Replicas`. Used on one event loop."""
+    """Implements `engine.api.AsyncEngine`. Used on one event loop."""
 
     device_loss: DeviceLost | None = None
     step_age_s = 0.0  # steps are the replicas'
@@ -81,9 +81,6 @@ class ClusterEngine:
     def status(self) -> Status:
         return self._status
 
-    async def choose(self, request: Request, *, avoid: Collection[str], alone: bool) -> Replica:
-        return Placement(self._seeking, avoid, alone=alone)
-
     async def submit(self, request: Request) -> MovingStream:
         self._check_open()
         if request.slot is not None:
@@ -97,7 +94,11 @@ class ClusterEngine:
         self._n_placing[owner] += 1
         try:
             stream = await moving.submit(
-                self, request, self._most_moves, seed=settings.seed, request_timeout=settings.request_timeout
+                lambda avoid, alone: Placement(self._seeking, avoid, alone=alone),
+                request,
+                self._most_moves,
+                seed=settings.seed,
+                request_timeout=settings.request_timeout,
             )
         finally:
             self._n_placing[owner] -= 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -40,7 +40,7 @@ class ReplicaLost(EngineStopped):
 
 
 class Replica(Protocol):
-    """A place where one request may run, as `Replicas.choose` gave it."""
+    """A place where one request may run, as `Choose` gave it."""
 
     @property
     def name(self) -> str:
@@ -48,7 +48,10 @@ class Replica(Protocol):
         ...
 
     async def submit(self, request: Request) -> EventStream:
-        """As `AsyncEngine.submit`. This and the stream's `__anext__` raise `ReplicaLost`, also if the engine stops."""
+        """As `AsyncEngine.submit`; waits, within bounds, until there is a replica, then raises `Overloaded`.
+
+        This and the stream's `__anext__` raise `ReplicaLost`, also if the engine stops.
+        """
         ...
 
     def trust(self) -> None:
@@ -56,20 +59,14 @@ class Replica(Protocol):
         ...
 
 
-class Replicas(Protocol):
-    """Who is there. All have the same model and the same settings. One that comes back has another name."""
-
-    async def choose(self, request: Request, *, avoid: Collection[str], alone: bool) -> Replica:
-        """A replica for the request; waits, within bounds, until there is one, then raises `Overloaded`.
-
-        avoid: those that it was lost on. alone: one on which nothing else runs, and nothing will before
-        `Replica.submit` has failed, its stream has ended, was closed or lost, or `Replica.trust` is called.
-        """
-        ...
+# A replica for a request. All have the same model and the same settings; one that comes back has another name. Takes
+# those that the request was lost on, to be avoided; and whether nothing else may run there before `Replica.submit` has
+# failed, its stream has ended, was closed or lost, or `Replica.trust` is called.
+Choose = Callable[[Collection[str], bool], Replica]
 
 
 async def submit(
-    replicas: Replicas,
+    choose: Choose,
     request: Request,
     most_moves: int,
     *,
@@ -84,7 +81,7 @@ async def submit(
     if request.sampling.seed is None:
         drawn = secrets.randbits(63) if seed is None else seed
         request = replace(request, sampling=replace(request.sampling, seed=drawn))
-    stream = MovingStream(replicas, request, most_moves, request_timeout)
+    stream = MovingStream(choose, request, most_moves, request_timeout)
     await stream.admitted()
     return stream
 
@@ -96,11 +93,11 @@ class MovingStream:
     again is failed; one that has written enough there is a request like others again.
     """
 
-    def __init__(self, replicas: Replicas, request: Request, most_moves: int, request_timeout: float) -> None:
+    def __init__(self, choose: Choose, request: Request, most_moves: int, request_timeout: float) -> None:
         self.prompt_ids: Sequence[int] = ()
         self.prompt_tail = ""
         self.n_moves = 0
-        self._replicas = replicas
+        self._choose = choose
         self._request = request
         self._most_moves = most_moves
         self._limit_s = request_timeout
@@ -194,14 +191,12 @@ class MovingStream:
         return self._stream
 
     async def _begin(self) -> None:
-        """Start a run. Raises `ReplicaLost`, and what `Replicas.choose` and `Replica.submit` raise."""
+        """Start a run. Raises `ReplicaLost`, and what `Replica.submit` raises."""
         is_suspect = self._n_harmless is not None
-        self._replica = None
-        replica = await self._replicas.choose(self._request, avoid=self._lost_on, alone=is_suspect)
         request = self._request
         if self.n_moves:
             request = self._delivered.going_on(request, self.prompt_ids, self._now())
-        self._replica = replica
+        self._replica = replica = self._choose(self._lost_on, is_suspect)
         self._stream = await replica.submit(request)
         record().replicas += (replica.name,)
         if not self.prompt_ids:

@@ -30,18 +30,18 @@ class Local:
 class Chosen:
     """Implements `moving.Replica`."""
 
-    local: Local
     house: House
+    avoid: Collection[str]
     alone: bool
+    local: Local = field(init=False)  # once `submit` has found it
 
     @property
     def name(self) -> str:
         return self.local.name
 
     async def submit(self, request: Request) -> Run:
+        self.local = await self.house.room(self)
         try:
-            if self.local.lost is not None:
-                raise ReplicaLost(f"{self.name} is gone", died=False)
             # Here an engine may still have an event for the run that it was left by a moment ago, under another name.
             stream = await self.local.engine.submit(replace(request, id=f"{request.id}@{self.name}"))
         except EngineStopped as error:
@@ -113,7 +113,7 @@ class Run:
 
 
 class House:
-    """Implements `moving.Replicas`. What is lost comes back under another name, unless its engine has stopped."""
+    """Implements `moving.Choose`. What is lost comes back under another name, unless its engine has stopped."""
 
     def __init__(self, engines: Sequence[ThreadEngine], happened: Callable[[Run], None]) -> None:
         """happened: is called after each event but a request's last, which is lost if it loses the replica."""
@@ -138,7 +138,12 @@ class House:
             self.there.append(Local(f"replica-{2 + sum(self.n_lost.values())}", local.engine))
         self.changed()
 
-    async def choose(self, request: Request, *, avoid: Collection[str], alone: bool) -> Chosen:
+    def __call__(self, avoid: Collection[str], alone: bool) -> Chosen:
+        return Chosen(self, avoid, alone)
+
+    async def room(self, chosen: Chosen) -> Local:
+        """Where it runs, with it as a guest."""
+        avoid, alone = chosen.avoid, chosen.alone
         async with asyncio.timeout(LIMIT_S):
             while True:
                 free = [
@@ -150,9 +155,8 @@ class House:
                     local = self._draw.choice(free)
                     local.is_held = alone
                     self.n_alone += alone
-                    chosen = Chosen(local, self, alone)
                     local.guests.add(chosen)
-                    return chosen
+                    return local
                 if alone and not any(one.is_held for one in self.there):
                     # Room is made as a replica makes it that leaves: what runs there goes on elsewhere.
                     self.lose(self.there[0], ReplicaLost("makes room", died=False))

@@ -89,12 +89,12 @@ class Scripted:
 
 @dataclass
 class InTurn:
-    """Implements `Replicas`: those given, one after the other."""
+    """Implements `Choose`: those given, one after the other."""
 
     left: list[Scripted]
     asked: list[tuple[set[str], bool]] = field(default_factory=list)  # (avoid, alone)
 
-    async def choose(self, request: Request, *, avoid: Collection[str], alone: bool) -> Scripted:
+    def __call__(self, avoid: Collection[str], alone: bool) -> Scripted:
         self.asked.append((set(avoid), alone))
         return self.left.pop(0)
 
@@ -257,19 +257,18 @@ async def test_enough_is_enough_after_a_move_too() -> None:
 
 
 async def test_a_wait_that_is_cancelled_can_be_taken_up_again() -> None:
-    class Late(InTurn):
-        async def choose(self, request: Request, *, avoid: Collection[str], alone: bool) -> Scripted:
-            if avoid and len(self.asked) == 1:
-                self.asked.append((set(avoid), alone))
-                await asyncio.Event().wait()
-            return await super().choose(request, avoid=avoid, alone=alone)
+    class Late(Scripted):
+        async def submit(self, request: Request) -> Scripted:
+            return await asyncio.Future()
 
-    given, _ = replicas([delta(1), DRAINS], [delta(2), done()])
-    stream = await submit(Late(given.left), ASK, 3)
+    there, _ = replicas([delta(1), DRAINS], [delta(2), done()])
+    there.left.insert(1, Late("late", []))
+    stream = await submit(there, ASK, 3)
     await anext(stream)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(anext(stream), 0.01)
     assert (await read(stream))[0] == delta(2)
+    assert there.asked == [(set(), False), ({"a"}, False), ({"a"}, False)]
 
 
 async def test_all_runs_together_have_one_limit() -> None:
