@@ -24,12 +24,11 @@ import httpx
 
 from slipstream.engine.naming import as_text
 from slipstream.engine.settings import Settings
+from slipstream.server.command.client import client_of
 from slipstream.server.command.flags import BY_NAME, OPTIONS, PREFIX
 from slipstream.server.command.serve import EXIT_CANNOT_LOAD, EXIT_FAILED
 from slipstream.server.command.subcommand import Argument, Call, Subcommand, count
-from slipstream.server.http.address import reachable
 from slipstream.server.http.auth import keys_of
-from slipstream.server.http.limits import unix_path
 
 _SAMPLING = (
     *("seed", "temperature", "top_k", "top_p", "min_p"),
@@ -264,19 +263,10 @@ def _messages(prompt: str) -> Iterator[str]:
 
 
 def _client(settings: Settings, url: str | None) -> httpx.Client:
-    """A client of the server at `url`, or at the address that the settings mean."""
+    """A client of the server, with an API key that the settings have."""
     keys = sorted(keys_of(settings))
     headers = {b"authorization": os.fsencode(f"Bearer {keys[0]}")} if keys else {}
-    timeout = httpx.Timeout(_READ_S, connect=_CONNECT_S)
-    path = unix_path(settings.host)
-    if url is None and path is not None:
-        transport = httpx.HTTPTransport(uds=path)
-        address = f"http://localhost{settings.api_prefix}"
-        return httpx.Client(transport=transport, base_url=address, headers=headers, timeout=timeout)
-    scheme = "http" if settings.ssl_cert_file is None else "https"
-    own = f"{scheme}://{reachable(settings.host)}:{settings.port}{settings.api_prefix}"
-    # Our own server on this machine: its certificate is for its public name.
-    return httpx.Client(base_url=url or own, headers=headers, timeout=timeout, verify=url is not None)
+    return client_of(settings, url, headers=headers, timeout=httpx.Timeout(_READ_S, connect=_CONNECT_S))
 
 
 @contextlib.contextmanager

@@ -254,7 +254,8 @@ def test_nothing_here_can_fetch() -> None:
     }
     allowed = {
         "engine/service/start/checkpoint_path.py": {"huggingface_hub"},
-        "server/command/healthcheck.py": {"http.client"},
+        "server/command/client.py": {"httpx"},
+        "server/command/healthcheck.py": {"httpx"},
         "server/command/terminal_chat.py": {"httpx"},  # a program of its own, which is no part of a server
         "server/images/remote_image.py": {"httpx"},
     }

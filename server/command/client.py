@@ -1,0 +1,28 @@
+"""A client of a running server, for the subcommands that ask one."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+import httpx
+
+from slipstream.engine.settings import Settings
+from slipstream.server.http.address import url_of
+from slipstream.server.http.limits import unix_path
+
+
+def client_of(
+    settings: Settings, url: str | None, *, verify: ssl.SSLContext | bool = True, **options: Any
+) -> httpx.Client:
+    """A client of the server at `url`, or at the address that the settings mean. options: of `httpx.Client`.
+
+    verify: how the certificate of a server at `url` is checked.
+    """
+    path = unix_path(settings.host)
+    if url is None and path is not None:
+        address = f"http://localhost{settings.api_prefix}"
+        return httpx.Client(transport=httpx.HTTPTransport(uds=path), base_url=address, **options)
+    # Our own server on this machine: its certificate is for its public name.
+    checked = verify if url is not None else False
+    return httpx.Client(base_url=url or url_of(settings, settings.port), verify=checked, **options)
