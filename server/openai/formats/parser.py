@@ -83,6 +83,8 @@ class Parser(ReplyParser):
     grammar holds behind the marker that closes thinking, so only that marker closes it.
     """
 
+    is_thinking = False
+
     def __init__(
         self,
         format_: Format,
@@ -105,7 +107,6 @@ class Parser(ReplyParser):
         self._is_fresh = True  # no content has come yet
         self._content = _Trim(is_start=False)
         self._thoughts = _Trim(is_start=True)
-        self.is_thinking = False
         self._n_silent = 0  # 1 if the prompt ends with the opening marker: it is fed, but not put out
         if format_.reasoning and is_thinking(prompt_tail, format_.reasoning[0]):
             self._n_silent = 1

@@ -20,10 +20,9 @@ from slipstream.server.openai.formats.known import can_call, format_of, has_tool
 from slipstream.server.openai.formats.parser import Parser
 from slipstream.server.openai.formats.plain import NONE
 from slipstream.server.openai.formats.renderings import Renderings, renderings
+from slipstream.server.openai.formats.reply_parser import ReplyParser
 
 TAG = re.compile(r"<[^<>\s]+>")
-
-AnyParser = Parser | HarmonyParser
 
 
 def parser_of(
@@ -34,7 +33,7 @@ def parser_of(
     most_calls: int | None = None,
     thinks_aloud: bool = False,
     is_forced: bool = False,
-) -> AnyParser:
+) -> ReplyParser:
     """A fresh parser for a reply. Call `scanner.load` first, off the event loop.
 
     `most_calls`: the reply ends after so many; `thinks_aloud`: thinking is content; `is_forced`: a grammar holds behind

@@ -23,6 +23,11 @@ class ReplyParser(ABC):
         self._scanner = scanner
         self._most_calls = most_calls
 
+    @property
+    @abstractmethod
+    def is_thinking(self) -> bool:
+        """Whether the text that comes next is thinking, as far as is known."""
+
     def feed(self, text: str) -> list[Piece]:
         return joined(self._wanted(self._read(self._scanner.feed(text))))
 
