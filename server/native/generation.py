@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from slipstream.engine.api import Infill, Prompt
+from slipstream.engine.api import Infill
 from slipstream.server.describe.shape import optional
 from slipstream.server.http.error_table import bad_request
 from slipstream.server.native.completion_reply import NativeReply
@@ -98,8 +98,3 @@ def _job(wire: NativeRequest, prompts: list[Any], caller: Caller, field: str) ->
 
 def _text(n_indent: int, seconds: float, prompt_tail: str) -> LimitedText:
     return LimitedText(n_indent, seconds)
-
-
-def texts_of(job: Job) -> Sequence[Prompt]:
-    """The prompts of a job, each once."""
-    return [one.prompt for one in job.requests[:: job.n]]

@@ -23,7 +23,6 @@ from slipstream.server.native.generation import (
     NativeRequest,
     infill_job,
     native_job,
-    texts_of,
 )
 from slipstream.server.native.replies import (
     Adapter,
@@ -72,7 +71,7 @@ async def _reply(
     with naming_prompt(job):
         prompts = [
             one if isinstance(one, str) else await engine.detokenize(await engine.prompt_ids(one))
-            for one in texts_of(job)
+            for one in job.prompts
         ]
     form = replace(job.form, reply=partial(NativeReply, wire=wire, prompts=prompts))
     return await answer(request, engine, replace(job, form=form), serving.settings)

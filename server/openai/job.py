@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from slipstream.engine.api import Delta, Done, Echo, EventStream, ModelInfo, Progress, Request
+from slipstream.engine.api import Delta, Done, Echo, EventStream, ModelInfo, Progress, Prompt, Request
 from slipstream.server.http.error_table import Problem
 from slipstream.server.openai.reply_text import FreeText, ReplyText
 
@@ -97,3 +97,8 @@ class Job:
     timings: bool  # times so far in each chunk
     predicted: bool  # the request has a prediction, which may be empty
     service_tier: bool  # the request names a service tier, so the reply has the field too
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """Each prompt once."""
+        return [one.prompt for one in self.requests[:: self.n]]

@@ -77,9 +77,9 @@ class Serving:
 async def n_prompt(engine: AsyncEngine, job: Job) -> int:
     """The prompt tokens of a job, each prompt once; more than fit are counted too. Raises `RequestError`."""
     n = 0
-    for one in job.requests[:: job.n]:
+    for prompt in job.prompts:
         try:
-            n += len(await engine.prompt_ids(one.prompt))
+            n += len(await engine.prompt_ids(prompt))
         except ContextTooLong as error:
             n += error.n_prompt
     return n
