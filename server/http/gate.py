@@ -16,36 +16,32 @@ class Gate:
     """A server's engine and status. Until `open` is called there is no engine and the status is "loading"."""
 
     def __init__(self, engine: AsyncEngine | None = None) -> None:
-        self._engine = engine
+        self.engine = engine
 
     @property
     def status(self) -> Status:
-        return self._engine.status if self._engine else "loading"
-
-    @property
-    def engine(self) -> AsyncEngine | None:
-        return self._engine
+        return self.engine.status if self.engine else "loading"
 
     def open(self, engine: AsyncEngine) -> None:
-        self._engine = engine
+        self.engine = engine
 
     def for_looking(self) -> AsyncEngine:
         """The engine for a route that only reads, which also answers while draining. Raises `Refused`."""
-        if self._engine is None or self.status == "loading":
+        if self.engine is None or self.status == "loading":
             raise self.refusal()
-        return self._engine
+        return self.engine
 
     def for_work(self) -> AsyncEngine:
         """The engine for a route that computes: only while it is ready. Raises `Refused`."""
-        if self._engine is None or self.status != "ready":
+        if self.engine is None or self.status != "ready":
             raise self.refusal()
-        return self._engine
+        return self.engine
 
     def refusal(self) -> Refused:
         """The error for a request that may not pass now."""
         status = self.status
         if status in REASONS:
             return unavailable(REASONS[status], status)
-        if self._engine is not None and self._engine.device_loss is not None:
-            return Refused(problem_of(self._engine.device_loss))
+        if self.engine is not None and self.engine.device_loss is not None:
+            return Refused(problem_of(self.engine.device_loss))
         return Refused(internal())
