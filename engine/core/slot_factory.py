@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from slipstream.engine.api import Request
 from slipstream.engine.core.queue import NewSlot
@@ -41,6 +42,7 @@ class SlotFactory:
     vocab_size: int
     eos_ids: frozenset[int]
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
+    suppressed: Sequence[int] = ()  # tokens that are banned unless a request says otherwise
 
     def resolve(self, request: Request, prepared: Prepared) -> NewSlot:
         """A function that makes the request's slot, given the slot's number.
@@ -48,7 +50,11 @@ class SlotFactory:
         Its parameters are resolved at once, and tokens of an earlier run kept, so that a bad value is refused before
         the request waits. Raises `RequestError`.
         """
-        bias = (*(one for one in request.sampling.logit_bias if isinstance(one[0], int)), *prepared.text_bias)
+        bias = (
+            *((one, -inf) for one in self.suppressed),
+            *(one for one in request.sampling.logit_bias if isinstance(one[0], int)),
+            *prepared.text_bias,
+        )
         asked = replace(request.sampling, logit_bias=bias)
         sampling = resolve_sampling(asked, self.sampling_defaults, sorted(self.eos_ids), self.vocab_size)
         if request.min_tokens:

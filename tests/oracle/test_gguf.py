@@ -182,7 +182,9 @@ def test_text_and_defaults_of_sampling(folder_for: Callable[[str], Path], tmp_pa
     folder = folder_for("qwen2")
     sampling = {"general.sampling.temp": 0.75, "general.sampling.top_k": 20, "general.sampling.top_p": 0.5}
     more = {"general.sampling.min_p": 0.25, "general.sampling.penalty_repeat": 1.5}
+    more |= {"tokenizer.ggml.suppress_tokens": [7, 300]}
     path = gguf_of(folder).with_keys(sampling | more).write(tmp_path / "model.gguf")
+    assert read_model(path).suppressed == (7, 300)
     expected = {"temperature": 0.75, "top_k": 20, "top_p": 0.5, "min_p": 0.25, "repeat_penalty": 1.5}
     assert read_model(path).sampling == expected
     assert read_model(gguf_of(folder).write(path)).sampling == {}

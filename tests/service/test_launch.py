@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipstream.engine.api import Chat
+from slipstream.engine.api import Chat, Request, Sampling
 from slipstream.engine.errors import LoadError, SettingError
 from slipstream.engine.frames import frame_sizes
 from slipstream.engine.models.reading.config import read_config
@@ -23,6 +24,7 @@ from slipstream.engine.service.start.sizes import Checkpoint, Memory, context
 from slipstream.engine.settings import Settings
 from tests.checkpoints import tiny_checkpoint
 from tests.recording import record
+from tests.service.told import emitted, events_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -248,3 +250,28 @@ def test_given_penalties_are_the_defaults_of_requests() -> None:
     assert given.items() <= served.info.sampling_defaults.items()
     assert (served.info.name, served.info.n_embd) == ("a", 256)
     asyncio.run(served.close())
+
+
+async def test_tokens_that_the_models_makers_ban_do_not_come_unless_they_are_asked_for(
+    tmp_path: Path,
+) -> None:
+    ask = Request(id="a", prompt="def area(", sampling=Sampling(temperature=0.0), max_tokens=6)
+    settings = Settings(model=str(tmp_path), parallel=1, ctx_size=64, capture_passes=False)
+    for one in Path(TARGET).iterdir():
+        (tmp_path / one.name).symlink_to(one)
+    replies = []
+    config = json.loads((tmp_path / "generation_config.json").read_text())
+    for banned in (False, True):
+        if banned:
+            (tmp_path / "generation_config.json").unlink()
+            listed = {**config, "suppress_tokens": [replies[0][1], 10**6]}  # the other is no token
+            (tmp_path / "generation_config.json").write_text(json.dumps(listed))
+        served = launch(settings)
+        replies.append(emitted(await events_of(served, ask)))
+        if banned:
+            wanted = replace(ask, sampling=replace(ask.sampling, logit_bias=((replies[0][1], 0.0),)))
+            replies.append(emitted(await events_of(served, wanted)))
+        await served.close()
+    plain, without, wanting = replies
+    assert plain == wanting
+    assert (without[0], plain[1] in without) == (plain[0], False)

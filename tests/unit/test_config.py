@@ -119,6 +119,14 @@ def test_sampling_defaults(tmp_path: Path) -> None:
     assert read(tmp_path, {**given, "do_sample": False}).sampling["temperature"] == 0.0
 
 
+def test_suppressed_tokens(tmp_path: Path) -> None:
+    assert read(tmp_path, {"suppress_tokens": [7, 300]}).suppressed == (7, 300)
+    assert read(tmp_path, {"suppress_tokens": None}).suppressed == ()
+    for value in ([-1], ["7"], 7, [True]):
+        with pytest.raises(UnsupportedModel, match=r"suppress_tokens = .*: must be a list of token ids"):
+            read(tmp_path, {"suppress_tokens": value})
+
+
 REFUSED: list[tuple[str, Any]] = [
     ("hidden_act", "gelu"),
     ("quantization_config", {"quant_method": "bitsandbytes"}),

@@ -63,11 +63,12 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
 }
 # What a file calls a default of sampling -> generation_config.json.
 SAMPLING = {
-    "temp": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "penalty_repeat": "repetition_penalty",
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+    "tokenizer.ggml.suppress_tokens": "suppress_tokens",
 }
 
 
@@ -90,7 +91,7 @@ def model_config(keys: Keys) -> Config:
 
 def generation_config(metadata: Mapping[str, Any]) -> Config:
     """generation_config.json: the sampling that the model's makers recommend."""
-    stated = {name: metadata.get(f"general.sampling.{key}") for key, name in SAMPLING.items()}
+    stated = {name: metadata.get(key) for key, name in SAMPLING.items()}
     return {name: value for name, value in stated.items() if value is not None}
 
 

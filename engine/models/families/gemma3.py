@@ -13,7 +13,8 @@ from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec
 from slipstream.engine.layers.mlp import MLPSpec
 from slipstream.engine.layers.norm import SANDWICH_NORMS, NormSpec
 from slipstream.engine.layers.rope import RopeSpec
-from slipstream.engine.models.reading.config import SLIDING, ModelConfig, read_rope
+from slipstream.engine.models.reading.config import SLIDING, ModelConfig
+from slipstream.engine.models.reading.rotation import read_rope
 from slipstream.kernels.gated.kinds import Gelu
 
 # Config keys that other families must refuse.

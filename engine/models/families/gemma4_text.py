@@ -17,8 +17,9 @@ from slipstream.engine.layers.norm import SANDWICH_NORMS, NormSpec
 from slipstream.engine.layers.parallel_experts import ParallelExpertsSpec
 from slipstream.engine.layers.rope import RopeSpec
 from slipstream.engine.layers.shared_attention import SharedAttentionSpec
-from slipstream.engine.models.reading.config import FULL, SLIDING, ModelConfig, read_rope
+from slipstream.engine.models.reading.config import FULL, SLIDING, ModelConfig
 from slipstream.engine.models.reading.fields import Fields
+from slipstream.engine.models.reading.rotation import read_rope
 from slipstream.kernels.moe.op import Gelu, Routing
 
 # Config keys that other families must refuse.

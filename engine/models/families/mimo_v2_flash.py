@@ -16,8 +16,9 @@ from slipstream.engine.layers.mlp import MLPSpec
 from slipstream.engine.layers.norm import NormNames
 from slipstream.engine.layers.rope import RopeSpec
 from slipstream.engine.models.families.routed_experts import DENSE, SPARSE, read_experts
-from slipstream.engine.models.reading.config import FULL, SLIDING, ModelConfig, read_rope
+from slipstream.engine.models.reading.config import FULL, SLIDING, ModelConfig
 from slipstream.engine.models.reading.fields import Fields
+from slipstream.engine.models.reading.rotation import read_rope
 
 UNDERSTOOD = ("layer_types", "n_routed_experts", "num_local_experts")  # keys that other families must refuse
 # What transformers assumes of keys that are left out.

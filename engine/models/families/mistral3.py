@@ -5,8 +5,8 @@ Queries of Ministral 3 count more with every 16,384 positions, so that scores st
 
 from __future__ import annotations
 
-from slipstream.engine.models.reading.config import GROWTH
 from slipstream.engine.models.reading.fields import Fields
+from slipstream.engine.models.reading.rotation import GROWTH
 
 UNDERSTOOD = ("layer_types", GROWTH)  # keys that other families must refuse
 KINDS = ("mistral", "ministral3")  # of text models, of which the second goes on where the first ends

@@ -19,8 +19,9 @@ from slipstream.engine.layers.moe import CHOICE_BIAS, MoE, MoESpec, SharedSpec
 from slipstream.engine.layers.norm import NormSpec
 from slipstream.engine.models.families.routed_experts import DENSE, SPARSE
 from slipstream.engine.models.families.step_keys import MTP, per_layer
-from slipstream.engine.models.reading.config import FULL, SLIDING, ModelConfig, read_rope
+from slipstream.engine.models.reading.config import FULL, SLIDING, ModelConfig
 from slipstream.engine.models.reading.fields import Fields
+from slipstream.engine.models.reading.rotation import read_rope
 from slipstream.kernels.gated.kinds import Limited
 from slipstream.kernels.moe.op import Routing
 

@@ -27,8 +27,9 @@ from slipstream.engine.layers.norm import NormSpec, load_norm
 from slipstream.engine.layers.rope import RopeSpec, query_factors, rope_tables
 from slipstream.engine.models.heads.head_choices import HeadChoices
 from slipstream.engine.models.network import Network
-from slipstream.engine.models.reading.config import read_rope, refuse_sliding_window, refuse_unsupported
+from slipstream.engine.models.reading.config import refuse_sliding_window, refuse_unsupported
 from slipstream.engine.models.reading.fields import Fields
+from slipstream.engine.models.reading.rotation import read_rope
 from slipstream.kernels.matmul.op import Packed, linear, pack
 from slipstream.kernels.norm_rope_write.op import Rope
 

@@ -6,9 +6,8 @@ about the function computed are not looked at.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,12 @@ from slipstream.engine.errors import UnsupportedModel
 from slipstream.engine.layers.attention import AttentionSpec
 from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec
 from slipstream.engine.layers.norm import NormSpec
-from slipstream.engine.layers.rope import SCALINGS, RopeSpec, yarn_attention_factor
+from slipstream.engine.layers.rope import RopeSpec
 from slipstream.engine.models.reading.documents import read_documents
 from slipstream.engine.models.reading.fields import MOST_PARTS, Fields
 from slipstream.engine.models.reading.quantization import KEYS as QUANTIZATION_KEYS
 from slipstream.engine.models.reading.quantization import read_scheme
+from slipstream.engine.models.reading.rotation import GROWTH, read_rope, refuse_two_scalings
 from slipstream.engine.models.reading.unsupported import unknown_architecture
 from slipstream.engine.ranges import SAMPLING_RANGES
 
@@ -53,7 +53,6 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
 }
 
-GROWTH = "llama_4_scaling_beta"  # the key, among those of the rotation, of queries that count more far behind
 FULL, SLIDING = "full_attention", "sliding_attention"  # of `layer_types`
 FULL_EVERY = "sliding_window_pattern"  # the key of older files: every n-th layer is full
 # What it calls a default -> the request field.
@@ -86,6 +85,7 @@ class ModelConfig:
     mlp_bias: bool
     dtype: torch.dtype  # of the stored weights
     sampling: Mapping[str, float | int]  # defaults of generation_config.json by request field
+    suppressed: tuple[int, ...]  # tokens that are banned unless a request says otherwise
     quantization: Scheme | None = None  # how matrices of few bits are stored
     # All keys of the text model, for those that a single family reads.
     fields: Fields = field(compare=False, repr=False)
@@ -192,6 +192,7 @@ def read_config(
         mlp_bias=fields.flag("mlp_bias", default=False),
         dtype=read_dtype(fields),
         sampling=read_sampling(generation),
+        suppressed=read_suppressed(generation),
         quantization=read_scheme(fields),
         fields=fields,
         heeded=heeded,
@@ -263,126 +264,6 @@ def refuse_sliding_window(fields: Fields, understood: Collection[str] = ()) -> N
         raise fields.refuse("sliding_window", "sliding windows are not supported")
 
 
-def read_rope(fields: Fields, d_head: int, kind_of_layer: str | None = None) -> RopeSpec:
-    """The rotary embedding: `rope_parameters` where present, else the older top-level keys.
-
-    kind_of_layer: the kind it is for, if each kind has its own; None: kinds that differ are refused.
-    """
-    given = fields.child("rope_parameters" if fields.has("rope_parameters") else "rope_scaling")
-    if kind_of_layer is not None and isinstance(given.values.get(kind_of_layer), dict):
-        given = given.child(kind_of_layer)
-    if any(isinstance(value, dict) for value in given.values.values()):
-        raise UnsupportedModel(
-            f"{given.where}: different rotary embeddings per kind of layer are not supported"
-        )
-    key = "rope_type" if given.has("rope_type") else "type"
-    kind = given.text(key, "default")
-    kind = "default" if kind == "mrope" else kind  # an older word for sections, which may be there anyway
-    if kind not in SCALINGS:
-        raise given.refuse(key, f"must be one of {', '.join(SCALINGS)}")
-    theta = (given if given.has("rope_theta") else fields).positive("rope_theta", 10000.0)
-    where = given if given.has("partial_rotary_factor") else fields
-    partial = where.positive("partial_rotary_factor", 1.0)
-    if partial > 1:
-        raise where.refuse("partial_rotary_factor", "must be at most 1")
-    # A proportional rotation pairs dimensions over the whole head, and lets only some of the pairs turn.
-    n_dims = d_head if kind == "proportional" else int(d_head * partial)
-    if n_dims % 2 or n_dims == 0:
-        raise UnsupportedModel(
-            f"{fields.where}: head_dim {d_head} with partial_rotary_factor {partial}: "
-            f"{n_dims} rotated dimensions, must be even and above 0"
-        )
-    sections, interleaved = read_sections(given, n_dims // 2)
-    plain = RopeSpec(kind=kind, theta=theta, n_dims=n_dims, sections=sections, interleaved=interleaved)
-    if kind == "proportional":
-        return replace(plain, share=partial, factor=given.positive("factor", 1.0))
-    if kind == "divided":
-        return replace(plain, divisors=read_divisors(given, n_dims // 2))
-    if kind != "default":
-        return read_scaling(fields, given, plain)
-    if given.number(GROWTH, 0.0):
-        raise given.refuse(GROWTH, "not supported with a rotation that is not scaled")
-    return plain
-
-
-def refuse_two_scalings(fields: Fields, rope: RopeSpec) -> None:
-    """Raise `UnsupportedModel` if the older key asks for another scaling than the newer, of which `rope` was read."""
-    older = fields.child("rope_scaling")
-    kind = older.text("rope_type" if older.has("rope_type") else "type", "default")
-    if kind not in ("default", "mrope") and (kind, older.number("factor", rope.factor)) != (
-        rope.kind,
-        rope.factor,
-    ):
-        raise fields.refuse("rope_scaling", "differs from rope_parameters; give one of them")
-
-
-def read_sections(given: Fields, n: int) -> tuple[tuple[int, ...], bool]:
-    """How many of n frequencies turn with time, height and width, and whether the three take turns (M-RoPE).
-
-    None do, (), where the key is absent. Where they take turns and there is no room for a section, it is cut, and what
-    height and width leave is time's, as transformers does it.
-    """
-    key = "mrope_section"
-    if not given.has(key):
-        return (), False
-    sections = given.values[key]
-    if (
-        not isinstance(sections, list)
-        or len(sections) != 3
-        or not all(type(one) is int and one >= 0 for one in sections)
-    ):
-        raise given.refuse(key, "must be three whole numbers")
-    if not given.flag("mrope_interleaved", default=False):
-        if sum(sections) != n:
-            raise given.refuse(key, f"must be {n} frequencies in all")
-        return tuple(sections), False
-    height, width = (len(range(axis, min(3 * sections[axis], n), 3)) for axis in (1, 2))
-    return (n - height - width, height, width), True
-
-
-def read_divisors(given: Fields, n: int) -> tuple[float, ...]:
-    """What each of n frequencies is divided by."""
-    divisors = given.values.get("divisors")
-    if (
-        not isinstance(divisors, list)
-        or len(divisors) != n
-        or not all(0 < one < math.inf for one in divisors)
-    ):
-        raise given.refuse("divisors", f"must be {n} numbers above 0")
-    return tuple(divisors)
-
-
-def read_scaling(fields: Fields, given: Fields, plain: RopeSpec) -> RopeSpec:
-    """The spec of a scaled rotary embedding, from the scaling's own object `given`."""
-    top = fields if fields.has("original_max_position_embeddings") else given
-    n_ctx = top.count("original_max_position_embeddings", fields.count("max_position_embeddings"))
-    if given.has("factor") or plain.kind != "yarn":
-        factor = given.positive("factor")
-    else:
-        factor = fields.count("max_position_embeddings") / n_ctx
-    low, high = given.positive("low_freq_factor", 1.0), given.positive("high_freq_factor", 4.0)
-    if low >= high:
-        raise given.refuse("low_freq_factor", f"must be below high_freq_factor = {high}")
-    attention_factor = 1.0
-    if plain.kind == "yarn":
-        mscale, mscale_all = given.number("mscale", 0.0), given.number("mscale_all_dim", 0.0)
-        attention_factor = given.positive(
-            "attention_factor", yarn_attention_factor(factor, mscale, mscale_all)
-        )
-    return replace(
-        plain,
-        factor=factor,
-        low_freq_factor=low,
-        high_freq_factor=high,
-        n_ctx_original=n_ctx,
-        beta_fast=given.positive("beta_fast", 32.0),
-        beta_slow=given.positive("beta_slow", 1.0),
-        truncate=given.flag("truncate", default=True),
-        attention_factor=attention_factor,
-        query_growth=given.number(GROWTH, 0.0),
-    )
-
-
 def read_sampling(fields: Fields) -> dict[str, float | int]:
     """Sampling defaults of a generation_config.json by request field."""
     found: dict[str, float | int] = {}
@@ -397,3 +278,11 @@ def read_sampling(fields: Fields) -> dict[str, float | int]:
     if not fields.flag("do_sample", default=True):
         found["temperature"] = 0.0  # the checkpoint asks for greedy decoding
     return found
+
+
+def read_suppressed(fields: Fields) -> tuple[int, ...]:
+    """The tokens that a generation_config.json bans."""
+    ids = fields.values.get("suppress_tokens") or []
+    if not isinstance(ids, list) or not all(type(one) is int and one >= 0 for one in ids):
+        raise fields.refuse("suppress_tokens", "must be a list of token ids")
+    return tuple(ids)

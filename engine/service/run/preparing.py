@@ -41,6 +41,7 @@ class Text:
     template: ChatTemplate | None
     grammars: Grammars
     sight: Sight
+    suppressed: tuple[int, ...] = ()  # tokens that are banned unless a request says otherwise
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,7 @@ class ThreadEngine:
             info.vocab_size,
             text.tokenizer.eos_ids,
             info.sampling_defaults,
+            text.suppressed,
         )
         self.clock = engine.clock  # of the steps; it belongs to the engine's thread
         self._preparing = Preparing(text, info, settings.request_timeout)

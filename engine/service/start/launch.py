@@ -129,7 +129,8 @@ def launch(settings: Settings, open_vision: OpenVision | None = None) -> ThreadE
         capture_passes(engine, settings, settings.draft_max if types else 0, processes)
     with _phase("warm"):
         engine.warm_up(settings.draft_max)
-    text = Text(tokenizer, template, Grammars(tokenizer, target.vocab_size), sight)
+    suppressed = tuple(one for one in target_from.config.suppressed if one < target.vocab_size)
+    text = Text(tokenizer, template, Grammars(tokenizer, target.vocab_size), sight, suppressed)
     info = _info(settings, target_from, text, engine, types, loaded)
     made_by = [one.path for one in (target_from, used) if one]
     slot_files = None if slot_folder is None else _slot_files(slot_folder, made_by, cache, settings)
