@@ -22,7 +22,6 @@ from slipstream.kernels.attention.spans import (
 )
 from slipstream.kernels.cuda.launcher import compile_for, has_warpgroups, launch, refusal
 from slipstream.kernels.cuda.source import Source
-from slipstream.kernels.torch_op import torch_op
 
 QUERIES, MOST_WARPS, WARP = 16, 4, 32  # as in attention.cu
 LONGEST, SHORT_UNTIL, MIDDLE_UNTIL = 512, 1024, 2048  # positions of chunks, as in chunks.cuh
@@ -96,33 +95,24 @@ def attention(
     check_window(window)
     check_sinks(sinks, q.shape[1])
     check_wholes(spans.wholes, q.shape[0])
-    batch = [spans.span_starts, spans.n_past, spans.page_table]
-    _check(q, keys, values, batch)
-    return paged_attention(
-        q, keys, values, batch, spans.wholes, sinks, scale, min(window or NO_WINDOW, NO_WINDOW)
-    )
+    _check(q, keys, values, spans)
+    return _run(q, keys, values, spans, sinks, scale, min(window or NO_WINDOW, NO_WINDOW))
 
 
-def empty_attention(q: Tensor, _keys: Tensor, values: Tensor, *_: object) -> Tensor:
-    """What `paged_attention` returns, unfilled."""
-    return q.new_empty(q.shape[0], q.shape[1] * values.shape[3])
-
-
-@torch_op(empty_attention)
-def paged_attention(
+def _run(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    batch: list[Tensor],
-    wholes: Tensor | None,
+    spans: Spans,
     sinks: Tensor | None,
     scale: float,
     window: int,
 ) -> Tensor:
-    """`attention` with the spans' tensors in a list: starts, past, page table. Rows of no span are not written."""
+    """`attention` of what has been checked. Rows of no span are not written."""
     (n_rows, n_heads, d_head), (_, n_kv, page_size, d_value) = q.shape, values.shape
-    n_spans, n_pages = batch[2].shape
-    out = empty_attention(q, keys, values)
+    starts, wholes = spans.span_starts, spans.wholes
+    n_spans, n_pages = spans.page_table.shape
+    out = q.new_empty(n_rows, n_heads * d_value)
     if n_rows == 0 or n_spans == 0:
         return out
     reach = window if wholes is None else NO_WINDOW  # where a whole begins is known to the device alone
@@ -133,7 +123,7 @@ def paged_attention(
     sums = q.new_empty(kept * d_value + totals, dtype=torch.float32)
     softmax = q.new_empty(kept * 2, dtype=torch.float32)
     sizes = n_rows, n_spans, n_pages, n_heads, n_kv, page_size, d_head, d_value
-    tensors = q, keys, values, *batch, wholes, sinks, out, sums, softmax
+    tensors = q, keys, values, starts, spans.n_past, spans.page_table, wholes, sinks, out, sums, softmax
     grid = n_kv, plan.n_blocks, plan.n_items
     factor = scale * math.log2(math.e)
     if plan.n_groups:
@@ -164,7 +154,7 @@ def paged_attention(
             f"merge_chunks<{NAMES[q.dtype]}, {MERGED[plan.n_chunks > LONG]}>",
             (-(-n_rows * n_heads * n_parts // MOST_WARPS), 1, 1),
             MOST_WARPS * WARP,
-            *(sums, softmax, batch[0], batch[1], wholes, sinks, out),
+            *(sums, softmax, starts, spans.n_past, wholes, sinks, out),
             *(n_rows, n_spans, n_heads, n_parts, d_value, window),
         )
     return out
@@ -224,8 +214,9 @@ def _chunk_of(position: int) -> int:
     return n_short + n_middle + (position - MIDDLE_UNTIL) // LONGEST
 
 
-def _check(q: Tensor, keys: Tensor, values: Tensor, batch: list[Tensor]) -> None:
+def _check(q: Tensor, keys: Tensor, values: Tensor, spans: Spans) -> None:
     """Raises ValueError on what the kernel would misread."""
+    batch = spans.span_starts, spans.n_past, spans.page_table
     unit = 16 // keys.element_size()  # values of a copy
     for width in (q.shape[2], values.shape[3]):
         if width % unit or width > WIDEST_ON_CUDA:

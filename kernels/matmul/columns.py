@@ -12,7 +12,6 @@ from torch import Tensor
 
 from slipstream.kernels.cuda.launcher import launch
 from slipstream.kernels.cuda.source import Source
-from slipstream.kernels.torch_op import torch_op
 
 SUMS, SIXTEENS = "with_sums", "with_sixteens"  # kernels of columns.cu
 THREADS, EACH = 128, 8  # as there: of a block, and a thread's inputs
@@ -28,7 +27,6 @@ def n_columns(n_in: int, columns: str) -> int:
     return 2 * n_in if columns == SIXTEENS else n_in // BLOCK * (BLOCK + N_SUMS)
 
 
-@torch_op(lambda x, columns: x.new_empty(x.shape[0], n_columns(x.shape[1], columns)))
 def spread(x: Tensor, columns: str) -> Tensor:
     """x: [n_rows, n_in] bfloat16. Returns [n_rows, n_columns(n_in, columns)], the same dtype."""
     n_rows, n_in = x.shape

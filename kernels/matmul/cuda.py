@@ -20,7 +20,6 @@ from slipstream.kernels.matmul.columns import spread
 from slipstream.kernels.matmul.fragments import (
     BITS,
     BLOCK,
-    CODES,
     INT8,
     NAMES,
     STEP,
@@ -33,7 +32,6 @@ from slipstream.kernels.matmul.fragments import (
 from slipstream.kernels.matmul.packed import Packed
 from slipstream.kernels.matmul.quantized import JoinedWeight, Quantized, same_order
 from slipstream.kernels.matmul.reference import take_rows as take_rows
-from slipstream.kernels.torch_op import torch_op
 
 TEAM, TEAM_ROWS = 128, 64  # as in matmul.cu: threads of a team, and its rows at most
 WIDTHS = (8, 16, 32, 64, 128)  # rows of a block: eight times N_TILES
@@ -163,9 +161,7 @@ def linear(x: Tensor, packed: Packed, out_dtype: torch.dtype | None = None) -> T
     if packed.columns is not None:
         x = spread(x, packed.columns)
     x = with_zeros(x, -x.shape[1] % 8).contiguous()
-    weight = [packed.codes] if packed.words is None else [packed.codes, packed.words]
-    sizes = [packed.out_features, packed.group, CODES.index(packed.code)]
-    return product(x, weight, packed.bias, packed.n_done, sizes, kept).to(wanted)
+    return _product(x, packed, kept).to(wanted)
 
 
 def n_splits(n_out: int, n_in: int, bits: int) -> int:
@@ -175,32 +171,18 @@ def n_splits(n_out: int, n_in: int, bits: int) -> int:
     return max(1, min(wanted, n_steps // LEAST_STEPS[bits], MOST_SPLITS))
 
 
-@torch_op(
-    lambda x, weight, bias, n_done, sizes, out_dtype: x.new_empty(x.shape[0], sizes[0], dtype=out_dtype),
-    mutates=("n_done",),
-)
-def product(
-    x: Tensor,
-    weight: list[Tensor],
-    bias: Tensor | None,
-    n_done: Tensor,
-    sizes: list[int],
-    out_dtype: torch.dtype,
-) -> Tensor:
-    """x [n_rows, n_in] times a `FragmentWeight`, in its dtype or float32: [n_rows, n_out].
+def _product(x: Tensor, weight: FragmentWeight, out_dtype: torch.dtype) -> Tensor:
+    """x [n_rows, n_in] times a weight, in its dtype or float32: [n_rows, n_out].
 
-    n_in: its columns, a multiple of 8. weight: codes, and words if there are any. sizes: n_out, inputs that share a
-    word, and which of `BITS` its code is.
-    n_done: zeros, and zeros again when it has run.
+    n_in: the weight's columns, a multiple of 8. Its `n_done` is zeros again when this has run.
     """
-    codes, words = weight[0], weight[1] if len(weight) > 1 else None
-    (n_rows, n_in), (n_tiles, n_steps, n_bytes), (n_out, group, kind) = x.shape, codes.shape, sizes
-    code = CODES[kind]
+    (n_rows, n_in), (n_tiles, n_steps, n_bytes) = x.shape, weight.codes.shape
+    code, words, n_out = weight.code, weight.words, weight.out_features
     out = x.new_empty(n_rows, n_out, dtype=out_dtype)
     wide = out_dtype == torch.float32
     splits = n_splits(n_out, n_in, BITS[code])
     if prompt.runs(x, n_tiles):
-        prompt.product(x, weight, bias, out, [*sizes, splits])
+        prompt.product(x, weight, out, splits)
         return out
     width = _width(n_rows, n_tiles)
     row_tiles = -(-n_rows // width)
@@ -215,8 +197,9 @@ def product(
         f"linear<{NAMES[x.dtype]}, {code}, {width // 8}>",
         (row_tiles, n_tiles, splits if spread else 1),
         TEAM * -(-width // TEAM_ROWS),
-        *(x, codes, words, bias, None if wide else out, out if wide else None, partials, n_done),
-        *(n_rows, n_in, n_out, n_steps, splits, 0 if words is None else words.shape[1], group),
+        *(x, weight.codes, words, weight.bias),
+        *(None if wide else out, out if wide else None, partials, weight.n_done),
+        *(n_rows, n_in, n_out, n_steps, splits, 0 if words is None else words.shape[1], weight.group),
         shared=_shared(n_bytes, width),
     )
     return out

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from slipstream.kernels.cuda.launcher import has_warpgroups, launch, multiprocessors
 from slipstream.kernels.cuda.source import Source
-from slipstream.kernels.matmul.fragments import BITS, BLOCK, CODES, INT8, NAMES, STEP, TILE
+from slipstream.kernels.matmul.fragments import BITS, BLOCK, INT8, NAMES, STEP, TILE, FragmentWeight
 
 THREADS, MOST_SHARED = 384, 224 << 10  # as in prompt.cu
 WIDTHS = (128, 192)  # rows of a block
@@ -44,11 +44,10 @@ def runs(x: Tensor, n_tiles: int) -> bool:
     return is_wide and -(-x.shape[0] // WIDTHS[0]) * n_tiles >= LEAST_BUSY * multiprocessors(x.device)
 
 
-def product(x: Tensor, weight: list[Tensor], bias: Tensor | None, out: Tensor, sizes: list[int]) -> None:
-    """out = x times a weight, as `cuda.product` takes them. sizes: as there, and splits."""
-    codes, words = weight[0], weight[1] if len(weight) > 1 else None
-    (n_rows, n_in), (n_tiles, n_steps, n_bytes), (n_out, group, kind, n_splits) = x.shape, codes.shape, sizes
-    code = CODES[kind]
+def product(x: Tensor, weight: FragmentWeight, out: Tensor, n_splits: int) -> None:
+    """out = x [n_rows, n_in] times a weight of n_in columns, whose inner dimension is cut into so many splits."""
+    (n_rows, n_in), (n_tiles, n_steps, n_bytes) = x.shape, weight.codes.shape
+    code, words = weight.code, weight.words
     name, source = NAMES[x.dtype], (OF_INT8 if code == INT8 else SOURCES)[x.dtype]
     most = multiprocessors(x.device)
     width = _width(n_rows, n_tiles, most)
@@ -63,8 +62,9 @@ def product(x: Tensor, weight: list[Tensor], bias: Tensor | None, out: Tensor, s
         f"prompt<{name}, {code}, {width}>",
         (min(most, n_across * n_tiles), 1, 1),
         THREADS,
-        *(rows, codes, words, bias, None if wide else out, out if wide else None),
-        *(n_rows, n_out, n_steps, n_splits, 0 if words is None else words.shape[1], group),
+        *(rows, weight.codes, words, weight.bias, None if wide else out, out if wide else None),
+        *(n_rows, weight.out_features, n_steps, n_splits),
+        *(0 if words is None else words.shape[1], weight.group),
         shared=MOST_SHARED // stage * stage,
     )
 

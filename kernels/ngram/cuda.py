@@ -7,7 +7,6 @@ from torch import Tensor
 
 from slipstream.kernels.cuda.launcher import compile_for, launch, refusal
 from slipstream.kernels.cuda.source import Source
-from slipstream.kernels.torch_op import torch_op
 
 SOURCE = Source(__file__, "ngram.cu", ("find", "take"))
 THREADS, CHUNK = 256, 2048  # of `find`, as in ngram.cu
@@ -22,19 +21,12 @@ def prepare(device: torch.device, _dtype: torch.dtype) -> None:
     compile_for(device, SOURCE)
 
 
-def shapes(tokens: Tensor, lengths: Tensor, slots: Tensor, n_drafts_max: int) -> tuple[Tensor, Tensor]:
-    """What `ngram` returns, unfilled: drafts [n_active, n_drafts_max] and lengths of runs [n_active]."""
-    n_active = slots.shape[0]
-    return tokens.new_empty(n_active, n_drafts_max), tokens.new_empty(n_active)
-
-
-@torch_op(shapes)
 def ngram(tokens: Tensor, lengths: Tensor, slots: Tensor, n_drafts_max: int) -> tuple[Tensor, Tensor]:
     _check(tokens, lengths, slots)
     capacity, n_active = tokens.shape[1], slots.shape[0]
     n_chunks = -(-capacity // CHUNK)
     longest = tokens.new_empty(n_active, n_chunks)  # [n_active, n_chunks]
-    drafts, n_matched = shapes(tokens, lengths, slots, n_drafts_max)
+    drafts, n_matched = tokens.new_empty(n_active, n_drafts_max), tokens.new_empty(n_active)
     text = (tokens, lengths, slots, capacity)
     launch(SOURCE, "find", (n_chunks, n_active, 1), THREADS, *text, longest)
     launch(SOURCE, "take", (n_active, 1, 1), 32, *text, longest, n_chunks, n_drafts_max, drafts, n_matched)

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from slipstream.kernels.cuda.launcher import compile_for, launch, refusal
 from slipstream.kernels.cuda.source import Source
-from slipstream.kernels.torch_op import torch_op
 
 SPANS = Source(__file__, "verify.cu", ("verify",))
 
@@ -20,15 +19,6 @@ def prepare(device: torch.device, _dtype: torch.dtype) -> None:
     compile_for(device, SPANS)
 
 
-def shapes(
-    picks: Tensor, drafts: Tensor, span_starts: Tensor, slots: Tensor, *_: object
-) -> tuple[Tensor, Tensor]:
-    """What `verify` returns, unfilled: drafts accepted [n_spans] int32 and next tokens [n_spans] int64."""
-    n_spans = slots.shape[0]
-    return span_starts.new_empty(n_spans), picks.new_empty(n_spans)
-
-
-@torch_op(shapes, mutates=("tokens", "lengths"))
 def verify(
     picks: Tensor, drafts: Tensor, span_starts: Tensor, slots: Tensor, tokens: Tensor, lengths: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -36,7 +26,7 @@ def verify(
     n_spans, capacity = slots.shape[0], tokens.shape[1]
     if span_starts.shape[0] != n_spans + 1:
         raise ValueError(f"{n_spans} slots want {n_spans + 1} span_starts, not {span_starts.shape[0]}")
-    n_accepted, next_ids = shapes(picks, drafts, span_starts, slots)
+    n_accepted, next_ids = span_starts.new_empty(n_spans), picks.new_empty(n_spans)
     launch(
         SPANS,
         "verify",

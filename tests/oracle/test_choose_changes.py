@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from slipstream.kernels import use
 from slipstream.kernels.choose import cpu, cuda, reference
@@ -250,16 +249,3 @@ def test_a_replay_takes_entries_and_masks_as_they_are_then(implementation: str) 
         masks.allowed.zero_()[0, 2] = 1  # token 64
         replay()
     assert picked.tolist() == [5, 6, 64]
-
-
-def test_the_traced_op_takes_lists_that_may_be_empty() -> None:
-    with FakeTensorMode():
-        rows, edits = params(2), edits_of([], [])
-        masks = Masks(torch.zeros(2, dtype=torch.int32), torch.zeros(1, 3, dtype=torch.int32))
-        columns = [getattr(rows, name) for name in RowParams.__slots__]
-        entries = [getattr(edits, name) for name in Edits.__slots__]
-        for given in (([], []), (entries, []), ([], [masks.index, masks.allowed])):
-            ids, _ = torch.ops.slipstream.choose_rows(
-                torch.empty(2, 80), columns, *given, want_probability=True
-            )
-            assert (ids.shape, ids.dtype) == ((2,), torch.int64)

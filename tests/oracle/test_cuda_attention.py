@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from slipstream.kernels.attention import cuda, op, reference
 from slipstream.kernels.cuda.launcher import launched_by
@@ -397,18 +396,6 @@ def test_blocks_fit_every_gpu(width: cuda.Width, coded: bool, monkeypatch: pytes
         )  # rows of a chunk, sums that lie in no register
         assert max(shared for _, shared in blocks) + fixed <= 99 * 1024
         assert len(blocks) == len({shared for _, shared in blocks}) == (2 if width.slices > 1 else 3)
-
-
-def test_traced_graphs_know_the_shape() -> None:
-    with FakeTensorMode():
-        q, store = (torch.empty(3, n, 64, dtype=torch.bfloat16) for n in (4, 2))
-        some = torch.empty(2, dtype=torch.int32)
-        whole = torch.ops.slipstream.attention_paged_attention
-        out = whole(q, store[:, :, None], store[:, :, None], [some, some, some[None]], None, None, 0.1, 5)
-        narrow = store[:, :, None, :24].contiguous()
-        less = whole(q, store[:, :, None], narrow, [some, some, some[None]], None, None, 0.1, 5)
-    assert (out.shape, out.dtype) == ((3, 256), torch.bfloat16)
-    assert less.shape == (3, 96)
 
 
 def test_signatures_are_those_of_the_op() -> None:

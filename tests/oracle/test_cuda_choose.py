@@ -10,12 +10,10 @@ import torch
 from cuda.bindings import nvrtc
 from cuda.pathfinder import find_nvidia_header_directory
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from slipstream.kernels.choose import cuda, noise, reference
 from slipstream.kernels.choose.mass import masses, weights
 from slipstream.kernels.choose.op import Choice, RowParams
-from slipstream.kernels.choose.row_params import COLUMNS
 from slipstream.kernels.cuda.launcher import launch
 from slipstream.kernels.cuda.source import Source
 from tests.emulator import emulated, needs_compiler, same
@@ -324,14 +322,3 @@ def test_parameters_that_would_be_read_as_other_bits_are_refused() -> None:
         changed = {field.name: getattr(rows, field.name) for field in fields(rows)} | {name: wrong}
         with pytest.raises(ValueError, match="one per row"):
             chosen(torch.zeros(3, 8), RowParams(**changed))
-
-
-def test_the_traced_op_has_the_shapes_of_its_results() -> None:
-    for wanted in (True, False):
-        with FakeTensorMode():
-            logits = torch.empty(5, 80, dtype=torch.bfloat16)
-            columns = [torch.empty(5, dtype=dtype) for dtype in COLUMNS.values()]
-            op = torch.ops.slipstream.choose_rows
-            ids, probability = op(logits, columns, [], [], want_probability=wanted)
-        assert (ids.shape, ids.dtype) == ((5,), torch.int64)
-        assert (probability.shape, probability.dtype) == ((5 if wanted else 0,), torch.float32)

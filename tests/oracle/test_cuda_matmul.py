@@ -7,7 +7,6 @@ import inspect
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from slipstream.kernels.matmul import cuda, op, reference
 from slipstream.kernels.matmul.fragments import BITS, STEP, TILE
@@ -192,14 +191,6 @@ def test_what_does_not_fit_is_refused() -> None:
         cuda.linear(x[:, :8], packed)
     assert cuda.refuses(torch.device("cuda"), torch.float32) == "bfloat16 and float16 only"
     assert cuda.refuses(torch.device("cpu"), torch.bfloat16) == "the device is cpu"
-
-
-def test_traced_graphs_know_the_shape() -> None:
-    with FakeTensorMode():
-        x, codes = torch.empty(3, 64, dtype=torch.bfloat16), torch.empty(1, 1, 16384, dtype=torch.uint8)
-        n_done = torch.empty(256, dtype=torch.int32)
-        out = torch.ops.slipstream.matmul_product(x, [codes], None, n_done, [100, 32], torch.float32)
-    assert (out.shape, out.dtype) == ((3, 100), torch.float32)
 
 
 def test_signatures_are_those_of_the_op() -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from slipstream.kernels.ngram import cuda, reference
 from slipstream.kernels.ngram.op import N_MAX
@@ -107,29 +106,3 @@ def test_a_text_longer_than_can_be_counted_is_refused() -> None:
     lengths, slots = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
     with emulated(), pytest.raises(ValueError, match="67108864"):
         cuda.ngram(tokens, lengths, slots, 4)
-
-
-def test_the_registered_op_and_its_fake_agree_with_the_reference() -> None:
-    arguments = case(3, 50, 2)
-    meant = reference.ngram(*arguments, 6)
-    with FakeTensorMode(allow_non_fake_inputs=False) as mode:
-        faked = torch.ops.slipstream.ngram_ngram(*(mode.from_tensor(one) for one in arguments), 6)
-    for fake, real in zip(faked, meant, strict=True):
-        assert (fake.shape, fake.dtype, fake.stride()) == (real.shape, real.dtype, real.stride())
-
-
-@needs_compiler
-def test_a_traced_graph_calls_the_registered_op() -> None:
-    arguments = case(3, 50, 2)
-    seen: list[object] = []
-
-    def backend(graph: torch.fx.GraphModule, _: object) -> object:
-        seen.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
-        return graph.forward
-
-    compiled = torch.compile(lambda *inputs: cuda.ngram(*inputs, 6), backend=backend, fullgraph=True)
-    with emulated():
-        found = compiled(*arguments)
-    assert torch.ops.slipstream.ngram_ngram.default in seen
-    for one, meant in zip(found, reference.ngram(*arguments, 6), strict=True):
-        assert same(one, meant)
