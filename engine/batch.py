@@ -23,6 +23,7 @@ from slipstream.engine.images import (
     image_rows,
     wholes_of,
 )
+from slipstream.kernels.gated_delta.spans import RecurrentRows
 from slipstream.kernels.norm_rope_write.rows import Rope
 
 AnyArray = NDArray[Any]
@@ -43,55 +44,6 @@ class Span:
     @property
     def end(self) -> int:
         return self.n_past + len(self.token_ids)
-
-
-@dataclass(frozen=True, slots=True)
-class RecurrentRows:
-    """What recurrent layers read of a pass (`kernels.gated_delta.spans`), as device tensors.
-
-    A span's updates are the parked rows of its history, in order, then its own rows; its state takes in the first
-    `n_settled` of them.
-    """
-
-    span_starts: Tensor  # [n_spans + 1] int32
-    slot_ids: Tensor  # [n_spans] int32: whose state it is
-    history_starts: Tensor  # [n_spans + 1] int32
-    history_rows: Tensor  # [n_history] int32
-    n_settled: Tensor  # [n_spans] int32
-    park_rows: Tensor  # [n_tokens] int32: where a row's record is kept; -1 for rows that are certain
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """All of them, in order."""
-        return [getattr(self, one.name) for one in fields(self)]
-
-    @classmethod
-    def build(
-        cls,
-        slots: Sequence[int],
-        lengths: Sequence[int],
-        history: Sequence[Sequence[int]],
-        n_settled: Sequence[int],
-        park_rows: Sequence[int],
-        device: torch.device,
-    ) -> RecurrentRows:
-        """lengths[i], history[i]: own rows and parked rows of span i."""
-
-        def starts(counts: Sequence[int]) -> IntArray:
-            return np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
-
-        def whole(values: Sequence[int]) -> IntArray:
-            return np.asarray(values, dtype=np.int32)
-
-        arrays = (
-            starts(lengths),
-            whole(slots),
-            starts([len(rows) for rows in history]),
-            whole([row for rows in history for row in rows]),
-            whole(n_settled),
-            whole(park_rows),
-        )
-        return cls(*upload(arrays, device))
 
 
 def numbered(device: torch.device) -> torch.device:

@@ -22,7 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from slipstream.engine.batch import AnyArray, Batch, Layout, RecurrentRows, upload
+from slipstream.engine.batch import AnyArray, Batch, Layout, upload
+from slipstream.kernels.gated_delta.spans import RecurrentRows
 
 # Rows of a frame whose rows all have logits. Between two neighbouring sizes passes cost the same on a device that waits
 # for the weights.

@@ -15,9 +15,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from slipstream.engine.batch import Batch, RecurrentRows
+from slipstream.engine.batch import Batch
 from slipstream.engine.cache.need import LayerState, Need, Sizes
 from slipstream.engine.frames import FrameSize
+from slipstream.kernels.gated_delta.spans import RecurrentRows
 
 Shape = tuple[tuple[int, ...], torch.dtype]
 PageKind = Literal["full", "window"]  # pages of the layers without a window, or of those with one

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream.engine.batch import RecurrentRows
 from slipstream.engine.ranks import Joint
+from slipstream.kernels.gated_delta.spans import RecurrentRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from slipstream.engine.batch import RecurrentRows, Span
+from slipstream.engine.batch import Span, upload
+from slipstream.kernels.gated_delta.spans import RecurrentRows
 
 
 @dataclass(slots=True)
@@ -81,7 +82,8 @@ class Parking:
             settled.append(n_settled)
             parked += [-1] * n_certain + fresh
         lengths = [len(span.token_ids) for span in spans]
-        return RecurrentRows.build([span.slot for span in spans], lengths, history, settled, parked, device)
+        slots = [span.slot for span in spans]
+        return RecurrentRows(*upload(RecurrentRows.arrays(slots, lengths, history, settled, parked), device))
 
     def commit(self, slot: int, length: int) -> None:
         """The sequence has `length` tokens: rows of drafts behind it are not needed."""
@@ -102,7 +104,7 @@ class Parking:
         del lane.parked[:n_folded]
         lane.spare += folded
         lane.length = length
-        return RecurrentRows.build([slot], [0], [folded], [n_folded], [], device)
+        return RecurrentRows(*upload(RecurrentRows.arrays([slot], [0], [folded], [n_folded], []), device))
 
     def reset(self, slot: int, length: int) -> None:
         """The slot's state now stands at `length`, with nothing parked."""

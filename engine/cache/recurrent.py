@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from slipstream.engine.batch import RecurrentRows
 from slipstream.engine.cache.memory import zeros
 from slipstream.engine.cache.need import LayerState, Need, Sizes
 from slipstream.engine.ranks import Joint, share
 from slipstream.kernels.gated_delta.op import DeltaState, settle
+from slipstream.kernels.gated_delta.spans import RecurrentRows
 from slipstream.kernels.short_conv.op import ConvState, settle_window
 
 

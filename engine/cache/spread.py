@@ -15,13 +15,14 @@ from multiprocessing.connection import Connection
 import torch
 from torch import Tensor
 
-from slipstream.engine.batch import Batch, RecurrentRows, upload
+from slipstream.engine.batch import Batch, upload
 from slipstream.engine.cache.held import Held, PageKind, Shape
 from slipstream.engine.cache.messages import Message
 from slipstream.engine.cache.need import Need, Sizes
 from slipstream.engine.errors import RankLost
 from slipstream.engine.frames import FrameSize
 from slipstream.engine.ranks import Joint, Ranks, cut, cut_of, joined
+from slipstream.kernels.gated_delta.spans import RecurrentRows
 
 _META = torch.device("meta")
 

@@ -25,7 +25,7 @@ from slipstream.kernels.compiled import (
 )
 from slipstream.kernels.compiled import refuses as refuses
 from slipstream.kernels.gated_delta import reference, walk
-from slipstream.kernels.gated_delta.spans import RecurrentSpans, parts_of
+from slipstream.kernels.gated_delta.spans import RecurrentRows
 from slipstream.kernels.gated_delta.state import DeltaGate, DeltaState
 
 RECORDABLE = True  # all it does is calls of kernels and operations of torch (`tape.py`)
@@ -38,7 +38,7 @@ def gated_delta(
     raw_beta: Tensor,
     gate: DeltaGate,
     state: DeltaState,
-    spans: RecurrentSpans,
+    spans: RecurrentRows,
 ) -> Tensor:
     n_value_heads, d_value = state.parked_deltas.shape[1:]
     out = torch.empty((mixed.shape[0], n_value_heads, d_value), dtype=mixed.dtype)
@@ -50,14 +50,14 @@ def gated_delta(
     return out
 
 
-def settle_states(states: Tensor, state: DeltaState, spans: RecurrentSpans) -> None:
+def settle_states(states: Tensor, state: DeltaState, spans: RecurrentRows) -> None:
     if states.dtype == torch.float32:
         _start((states,) * 6, state, spans, torch.float32)  # without rows the first six are not read
     else:
         reference.settle_states(states, state, spans)  # the same operations
 
 
-def _start(rows: tuple[Tensor, ...], state: DeltaState, spans: RecurrentSpans, dtype: torch.dtype) -> None:
+def _start(rows: tuple[Tensor, ...], state: DeltaState, spans: RecurrentRows, dtype: torch.dtype) -> None:
     """Check what is taken by its address, and run."""
     states = state.state, state.parked_keys, state.parked_deltas, state.parked_decays
     if not all(x.dtype == torch.float32 and x.is_contiguous() for x in (*states, *rows[4:])):
@@ -66,7 +66,7 @@ def _start(rows: tuple[Tensor, ...], state: DeltaState, spans: RecurrentSpans, d
     n_value_heads, d_value = state.parked_deltas.shape[1:]
     _run(
         tuple(x.data_ptr() for x in (*rows, *states)),
-        tuple(x.data_ptr() for x in parts_of(spans)),
+        tuple(x.data_ptr() for x in spans.checked()),
         (
             spans.slot_ids.shape[0],
             n_key_heads,

@@ -11,7 +11,7 @@ from torch import Tensor
 from slipstream.kernels.cuda.launcher import compile_for, launch, refusal
 from slipstream.kernels.cuda.source import Argument, Source
 from slipstream.kernels.gated_delta import reference
-from slipstream.kernels.gated_delta.spans import RecurrentSpans, parts_of
+from slipstream.kernels.gated_delta.spans import RecurrentRows
 from slipstream.kernels.gated_delta.state import DeltaGate, DeltaState
 
 # As in the .cu files: columns of a state that a block has, threads, values beside a row of them in shared memory.
@@ -44,7 +44,7 @@ def gated_delta(
     raw_beta: Tensor,
     gate: DeltaGate,
     state: DeltaState,
-    spans: RecurrentSpans,
+    spans: RecurrentRows,
 ) -> Tensor:
     """As `op.gated_delta`. Raises ValueError for keys of more than 256 dimensions."""
     n_value_heads, d_value = state.parked_deltas.shape[1:]
@@ -62,7 +62,7 @@ def gated_delta(
     return out
 
 
-def settle_states(states: Tensor, state: DeltaState, spans: RecurrentSpans) -> None:
+def settle_states(states: Tensor, state: DeltaState, spans: RecurrentRows) -> None:
     if states.dtype == torch.float32:
         none = states.new_empty((0, 0))  # no rows: neither these nor their kin are read
         _run((none,) * 5, none, state, spans)
@@ -85,11 +85,11 @@ def shared_memory(n_places: int, *, per_key: bool) -> int:
     return 4 * (n_places * LINE + STAGES * AHEAD * step)
 
 
-def _run(rows: tuple[Tensor, ...], out: Tensor, state: DeltaState, spans: RecurrentSpans) -> None:
+def _run(rows: tuple[Tensor, ...], out: Tensor, state: DeltaState, spans: RecurrentRows) -> None:
     """rows: (mixed, raw_decay, raw_beta, a_log, dt_bias), contiguous."""
     pools = state.parked_keys, state.parked_deltas, state.parked_decays
     _check(state, pools)
-    starts, slots, history_starts, history, settled, parks = parts_of(spans)
+    starts, slots, history_starts, history, settled, parks = spans.checked()
     n_spans, n_history, n_rows = slots.shape[0], history.shape[0], rows[0].shape[0]
     if n_spans == 0 or n_history + n_rows == 0:
         return

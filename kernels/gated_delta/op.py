@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from slipstream.kernels.dispatch import op
-from slipstream.kernels.gated_delta.spans import RecurrentSpans as RecurrentSpans
+from slipstream.kernels.gated_delta.spans import RecurrentRows as RecurrentRows
 from slipstream.kernels.gated_delta.state import DeltaGate as DeltaGate
 from slipstream.kernels.gated_delta.state import DeltaState as DeltaState
 
@@ -17,7 +17,7 @@ def gated_delta(
     raw_beta: Tensor,
     gate: DeltaGate,
     state: DeltaState,
-    spans: RecurrentSpans,
+    spans: RecurrentRows,
 ) -> Tensor:
     """Per row and value head, on the slot's state S [d_key, d_value]:
 
@@ -42,12 +42,12 @@ def gated_delta(
 
 
 @op("cuda", "cpu", "reference", any_dtype=True)
-def settle_states(states: Tensor, state: DeltaState, spans: RecurrentSpans) -> None:
+def settle_states(states: Tensor, state: DeltaState, spans: RecurrentRows) -> None:
     """`settle`, with state.state first for the choice of implementation. All give the same bits."""
     raise NotImplementedError
 
 
-def settle(state: DeltaState, spans: RecurrentSpans) -> None:
+def settle(state: DeltaState, spans: RecurrentRows) -> None:
     """Apply the first n_settled parked rows of every span's history to the stored states, in place.
 
     `spans` has no rows of its own: span_starts is all 0, and no n_settled exceeds its span's history.

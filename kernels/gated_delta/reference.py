@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slipstream.kernels.gated_delta.spans import RecurrentSpans
+from slipstream.kernels.gated_delta.spans import RecurrentRows
 from slipstream.kernels.gated_delta.state import DeltaGate, DeltaState
 
 EPS = 1e-6  # added to a sum of squares
@@ -37,7 +37,7 @@ def gated_delta(
     raw_beta: Tensor,
     gate: DeltaGate,
     state: DeltaState,
-    spans: RecurrentSpans,
+    spans: RecurrentRows,
 ) -> Tensor:
     n_rows, (n_value_heads, d_value) = mixed.shape[0], state.parked_deltas.shape[1:]
     out = torch.empty((n_rows, n_value_heads, d_value), dtype=mixed.dtype, device=mixed.device)
@@ -62,13 +62,13 @@ def gated_delta(
     return out
 
 
-def settle_states(states: Tensor, state: DeltaState, spans: RecurrentSpans) -> None:
+def settle_states(states: Tensor, state: DeltaState, spans: RecurrentRows) -> None:
     for i in range(spans.slot_ids.shape[0]):
         _fold(state, spans, i)
 
 
 def _fold(
-    state: DeltaState, spans: RecurrentSpans, i: int
+    state: DeltaState, spans: RecurrentRows, i: int
 ) -> tuple[Tensor, int]:  # [n_value_heads, d_key, d_value]
     """The state of span i after its history and the length of that; stored if n_settled falls within."""
     slot, n_settled = int(spans.slot_ids[i]), int(spans.n_settled[i])

@@ -80,36 +80,3 @@ class Sequences:
             row_offsets=positions % self._page_size,
         )
         return PagedRows(*(getattr(parts, name).to(self._device) for name in PagedRows.__slots__[:-1]))
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateRows:
-    """A ragged batch as recurrent layers see it."""
-
-    span_starts: Tensor  # [n_spans + 1] int32
-    slot_ids: Tensor  # [n_spans] int32
-    history_starts: Tensor  # [n_spans + 1] int32
-    history_rows: Tensor  # [n_history] int32
-    n_settled: Tensor  # [n_spans] int32
-    park_rows: Tensor  # [n_rows] int32
-
-    @classmethod
-    def of(
-        cls,
-        slots: Sequence[int],
-        lengths: Sequence[int],
-        history: Sequence[Sequence[int]],
-        n_settled: Sequence[int],
-        park_rows: Sequence[int],
-        device: torch.device,
-    ) -> UpdateRows:
-        """lengths[i], history[i]: own rows and parked rows of span i."""
-        parts = (
-            [0, *itertools.accumulate(lengths)],
-            slots,
-            [0, *itertools.accumulate(map(len, history))],
-            [row for rows in history for row in rows],
-            n_settled,
-            park_rows,
-        )
-        return cls(*(torch.tensor(list(one), dtype=torch.int32, device=device) for one in parts))

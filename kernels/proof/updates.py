@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from slipstream.kernels.proof.inputs import UpdateRows
+from slipstream.kernels.gated_delta.spans import IntArray, RecurrentRows
 
 N_SLOTS, N_PARKED = 3, 16
 SLOT = 1  # whose sequence is looked at; the others are company
@@ -16,8 +16,8 @@ _BEFORE, _BEHIND = 5, 2  # rows of the company in each pass
 
 def fed(
     lengths: Sequence[int],
-    run: Callable[[Tensor, UpdateRows], Tensor],
-    settle: Callable[[UpdateRows], None],
+    run: Callable[[Tensor, RecurrentRows], Tensor],
+    settle: Callable[[RecurrentRows], None],
     *,
     beside: bool,
     parks: bool,
@@ -42,11 +42,15 @@ def fed(
             histories, settled = [[], history, []], [_BEFORE, n_settled, _BEHIND]
             places = [-1] * _BEFORE + own + [-1] * _BEHIND
             ids = [*range(60, 60 + _BEFORE), *ids, *range(50, 50 + _BEHIND)]
-        spans = UpdateRows.of(slots, counts, histories, settled, places, device)
+        spans = _on(device, RecurrentRows.arrays(slots, counts, histories, settled, places))
         out = run(torch.tensor(ids, device=device), spans)
         skip = _BEFORE if beside else 0
         said.append(out[skip : skip + n])
         history, start = parked, start + n
     if history:
-        settle(UpdateRows.of([SLOT], [0], [history], [len(history)], [], device))
+        settle(_on(device, RecurrentRows.arrays([SLOT], [0], [history], [len(history)], [])))
     return said
+
+
+def _on(device: torch.device, arrays: Sequence[IntArray]) -> RecurrentRows:
+    return RecurrentRows(*(torch.from_numpy(one).to(device) for one in arrays))

@@ -23,7 +23,7 @@ from slipstream.kernels.compiled import (
 )
 from slipstream.kernels.compiled import refuses as refuses
 from slipstream.kernels.exponential import over_one_plus_exp
-from slipstream.kernels.gated_delta.spans import RecurrentSpans, parts_of
+from slipstream.kernels.gated_delta.spans import RecurrentRows
 from slipstream.kernels.short_conv.state import ConvState
 from slipstream.kernels.vector import WIDTH, fma, load_part, splat, store_part
 
@@ -40,7 +40,7 @@ ITEM_CHANNELS = 1024
 SERIAL_BELOW = 100_000  # elements; less is not worth waking another thread for
 
 
-def short_conv(x: Tensor, weight: Tensor, state: ConvState, spans: RecurrentSpans) -> Tensor:
+def short_conv(x: Tensor, weight: Tensor, state: ConvState, spans: RecurrentRows) -> Tensor:
     if x.stride(-1) != 1:
         x = x.contiguous()
     columns = weight.T.contiguous()  # [width, n_channels]
@@ -51,18 +51,18 @@ def short_conv(x: Tensor, weight: Tensor, state: ConvState, spans: RecurrentSpan
     return out
 
 
-def settle_windows(window: Tensor, state: ConvState, spans: RecurrentSpans) -> None:
+def settle_windows(window: Tensor, state: ConvState, spans: RecurrentRows) -> None:
     _start((window,) * 3, 0, state, spans)  # without rows the first three are not read
 
 
-def _start(rows: tuple[Tensor, ...], stride: int, state: ConvState, spans: RecurrentSpans) -> None:
+def _start(rows: tuple[Tensor, ...], stride: int, state: ConvState, spans: RecurrentRows) -> None:
     """Check what is taken by its address, and run. stride: elements from row to row of x."""
     dtype, (_, n_window, n_channels) = rows[0].dtype, state.window.shape
     if not all(x.dtype == dtype and x.is_contiguous() for x in (state.window, state.parked)):
         raise ValueError("window and parked are contiguous and of x's dtype")
     _run(
         tuple(x.data_ptr() for x in (*rows, state.window, state.parked)),
-        tuple(x.data_ptr() for x in parts_of(spans)),
+        tuple(x.data_ptr() for x in spans.checked()),
         (spans.slot_ids.shape[0], n_channels, n_window, stride),
         _task[dtype],
         threads.available(),

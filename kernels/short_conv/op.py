@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from slipstream.kernels.dispatch import op
-from slipstream.kernels.gated_delta.spans import RecurrentSpans as RecurrentSpans
+from slipstream.kernels.gated_delta.spans import RecurrentRows as RecurrentRows
 from slipstream.kernels.short_conv.state import ConvState as ConvState
 
 
 @op("triton", "cpu", "reference")
-def short_conv(x: Tensor, weight: Tensor, state: ConvState, spans: RecurrentSpans) -> Tensor:
+def short_conv(x: Tensor, weight: Tensor, state: ConvState, spans: RecurrentRows) -> Tensor:
     """silu(Σ_j weight[:, j] * input[t - width + 1 + j]) for each of a span's rows, per channel.
 
     The inputs of a span are its slot's window, the parked rows of its history, its own rows. Column width - 1 of the
@@ -28,12 +28,12 @@ def short_conv(x: Tensor, weight: Tensor, state: ConvState, spans: RecurrentSpan
 
 
 @op("triton", "cpu", "reference")
-def settle_windows(window: Tensor, state: ConvState, spans: RecurrentSpans) -> None:
+def settle_windows(window: Tensor, state: ConvState, spans: RecurrentRows) -> None:
     """`settle_window`, with state.window first for the choice of implementation."""
     raise NotImplementedError
 
 
-def settle_window(state: ConvState, spans: RecurrentSpans) -> None:
+def settle_window(state: ConvState, spans: RecurrentRows) -> None:
     """Move the windows over the first n_settled parked rows of every span's history, in place.
 
     `spans` has no rows of its own: span_starts is all 0, and no n_settled exceeds its span's history.

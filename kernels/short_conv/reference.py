@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from slipstream.kernels.gated_delta.spans import RecurrentSpans
+from slipstream.kernels.gated_delta.spans import RecurrentRows
 from slipstream.kernels.short_conv.state import ConvState
 
 
@@ -13,7 +13,7 @@ def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-def short_conv(x: Tensor, weight: Tensor, state: ConvState, spans: RecurrentSpans) -> Tensor:
+def short_conv(x: Tensor, weight: Tensor, state: ConvState, spans: RecurrentRows) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     starts, parks = spans.span_starts.tolist(), spans.park_rows.tolist()
     for i in range(spans.slot_ids.shape[0]):
@@ -27,13 +27,13 @@ def short_conv(x: Tensor, weight: Tensor, state: ConvState, spans: RecurrentSpan
     return out
 
 
-def settle_windows(window: Tensor, state: ConvState, spans: RecurrentSpans) -> None:
+def settle_windows(window: Tensor, state: ConvState, spans: RecurrentRows) -> None:
     for i in range(spans.slot_ids.shape[0]):
         _store(state, spans, i, _before(state, spans, i))
 
 
 def _before(
-    state: ConvState, spans: RecurrentSpans, i: int
+    state: ConvState, spans: RecurrentRows, i: int
 ) -> Tensor:  # [width - 1 + n_history, n_channels], a copy
     """What span i reads before its own rows."""
     history = spans.history_rows[int(spans.history_starts[i]) : int(spans.history_starts[i + 1])]
@@ -42,7 +42,7 @@ def _before(
 
 def _store(
     state: ConvState,
-    spans: RecurrentSpans,
+    spans: RecurrentRows,
     i: int,
     inputs: Tensor,  # [width - 1 + n_updates, n_channels]
 ) -> None:

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.gated.triton import over_one_plus_exp
-from slipstream.kernels.gated_delta.spans import RecurrentSpans, parts_of
+from slipstream.kernels.gated_delta.spans import RecurrentRows
 from slipstream.kernels.short_conv.state import ConvState
 from slipstream.kernels.triton_launch import FUSED, begin, early, tiles
 from slipstream.kernels.triton_launch import refuses as refuses
@@ -21,7 +21,7 @@ SPANS = 64  # span starts looked at together
 PARKS = 64  # park rows looked at together
 
 
-def short_conv(x: Tensor, weight: Tensor, state: ConvState, spans: RecurrentSpans) -> Tensor:
+def short_conv(x: Tensor, weight: Tensor, state: ConvState, spans: RecurrentRows) -> Tensor:
     if x.stride(-1) != 1:
         x = x.contiguous()
     if weight.dtype != x.dtype or weight.shape != (x.shape[1], state.window.shape[1] + 1):
@@ -42,15 +42,15 @@ def short_conv(x: Tensor, weight: Tensor, state: ConvState, spans: RecurrentSpan
     return out
 
 
-def settle_windows(window: Tensor, state: ConvState, spans: RecurrentSpans) -> None:
+def settle_windows(window: Tensor, state: ConvState, spans: RecurrentRows) -> None:
     _keep_inputs(window, 0, state, _checked(window.dtype, state, spans))  # without rows the first is not read
 
 
-def _checked(dtype: torch.dtype, state: ConvState, spans: RecurrentSpans) -> tuple[Tensor, ...]:
+def _checked(dtype: torch.dtype, state: ConvState, spans: RecurrentRows) -> tuple[Tensor, ...]:
     """The parts of `spans` as kernels take them. Raises ValueError for tensors they could not read."""
     if not all(x.dtype == dtype and x.is_contiguous() for x in (state.window, state.parked)):
         raise ValueError("window and parked are contiguous and of x's dtype")
-    return parts_of(spans)
+    return spans.checked()
 
 
 def _keep_inputs(x: Tensor, stride: int, state: ConvState, batch: tuple[Tensor, ...]) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from slipstream.engine.batch import RecurrentRows
 from slipstream.kernels.gated_delta.op import DeltaGate, DeltaState, gated_delta
+from slipstream.kernels.gated_delta.spans import RecurrentRows
 from slipstream.kernels.gated_norm.op import gated_norm
 from slipstream.kernels.short_conv.op import ConvState, short_conv
 
@@ -30,9 +30,8 @@ def make_rows(n_rows: int, n_history: int) -> RecurrentRows:
     n_drafts = n_rows - 1 if n_rows <= 9 else 0
     parks = [-1] * (n_rows - n_drafts) + list(range(20, 20 + n_drafts))
     n_settled = n_history + n_rows - n_drafts
-    return RecurrentRows.build(
-        [1], [n_rows], [list(range(n_history))], [n_settled], parks, torch.device("cpu")
-    )
+    arrays = RecurrentRows.arrays([1], [n_rows], [list(range(n_history))], [n_settled], parks)
+    return RecurrentRows(*map(torch.from_numpy, arrays))
 
 
 def recurrent(

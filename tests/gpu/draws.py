@@ -13,11 +13,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from slipstream.engine.batch import RecurrentRows
 from slipstream.kernels.attention.op import attention
 from slipstream.kernels.choose.op import Edits, Masks, RowParams, choose
 from slipstream.kernels.gated.op import clamped_mul, gelu_mul, limited_mul, sigmoid_mul, silu_mul, soft_cap
 from slipstream.kernels.gated_delta.op import DeltaGate, DeltaState, gated_delta
+from slipstream.kernels.gated_delta.spans import RecurrentRows
 from slipstream.kernels.gated_norm.op import gated_norm
 from slipstream.kernels.matmul.op import linear, pack
 from slipstream.kernels.moe.op import (
@@ -251,10 +251,8 @@ def recurrent_tensors(dice: Dice, n_slots: int, n_parked: int) -> dict[str, Tens
         ]  # rows of its own history are used again
         settled.append(random.choice([len(history[-1]) + n - n_drafts, random.randint(0, len(history[-1]))]))
         parks += [-1] * (n - n_drafts) + random.sample(free, n_drafts)
-    rows = RecurrentRows.build(
-        random.sample(range(n_slots), n_spans), lengths, history, settled, parks, torch.device("cpu")
-    )
-    return {name: getattr(rows, name) for name in RecurrentRows.__slots__}
+    arrays = RecurrentRows.arrays(random.sample(range(n_slots), n_spans), lengths, history, settled, parks)
+    return dict(zip(RecurrentRows.__slots__, map(torch.from_numpy, arrays), strict=True))
 
 
 def recurrent_rows(t: Tensors) -> RecurrentRows:

@@ -16,11 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream import kernels
-from slipstream.engine.batch import Batch, RecurrentRows, Span
+from slipstream.engine.batch import Batch, Span, upload
 from slipstream.kernels.attention.op import attention
 from slipstream.kernels.choose.op import RowParams, choose
 from slipstream.kernels.gated.op import silu_mul
 from slipstream.kernels.gated_delta.op import DeltaGate, DeltaState, gated_delta
+from slipstream.kernels.gated_delta.spans import RecurrentRows
 from slipstream.kernels.gated_norm.op import gated_norm
 from slipstream.kernels.matmul.op import Packed, linear, pack
 from slipstream.kernels.moe.op import Routing, experts, pack_experts, route
@@ -282,15 +283,9 @@ def recurrent(setting: Setting) -> Findings:
     for n_rows, n_history in ((1, 0), (1, 7), (8, 0), (8, 7), (9, 8), (64, 0)):
         n_drafts = n_rows - 1 if n_rows < 64 else 0
         parks = [-1] * (n_rows - n_drafts) + list(range(20, 20 + n_drafts))
-        built = RecurrentRows.build(
-            [1],
-            [n_rows],
-            [list(range(n_history))],
-            [n_history + n_rows - n_drafts],
-            parks,
-            torch.device("cpu"),
-        )
-        spans = RecurrentRows(**{name: getattr(built, name).to(device) for name in RecurrentRows.__slots__})
+        settled = [n_history + n_rows - n_drafts]
+        arrays = RecurrentRows.arrays([1], [n_rows], [list(range(n_history))], settled, parks)
+        spans = RecurrentRows(*upload(arrays, device))
         x, z = normal(setting, n_rows, n_channels), normal(setting, n_rows, n_value * d)
         raw, beta = normal(setting, n_rows, n_value), normal(setting, n_rows, n_value)
 

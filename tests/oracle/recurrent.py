@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random as randoms
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from slipstream.kernels.gated_delta.op import DeltaGate, DeltaState, gated_delta, settle
+from slipstream.kernels.gated_delta.op import DeltaGate, DeltaState, RecurrentRows, gated_delta, settle
 from slipstream.kernels.short_conv.op import ConvState, settle_window, short_conv
 
 N_SLOTS, N_PARKED, N_TOKENS, WIDTH = 5, 40, 220, 4
@@ -40,31 +39,16 @@ class Span:
     parks: Sequence[int] = ()
 
 
-@dataclass(frozen=True)
-class Rows:
-    """A pass as the ops see it."""
-
-    span_starts: Tensor  # [n_spans + 1] int32
-    slot_ids: Tensor  # [n_spans] int32
-    history_starts: Tensor  # [n_spans + 1] int32
-    history_rows: Tensor  # [n_history] int32
-    n_settled: Tensor  # [n_spans] int32
-    park_rows: Tensor  # [n_rows] int32
-
-
-def make_rows(spans: Sequence[Span]) -> Rows:
-    def whole(values: Sequence[int]) -> Tensor:
-        return torch.tensor(list(values), dtype=torch.int32)
-
+def make_rows(spans: Sequence[Span]) -> RecurrentRows:
     parks = [[-1] * (len(one.tokens) - len(one.parks)) + list(one.parks) for one in spans]
-    return Rows(
-        span_starts=whole([0, *itertools.accumulate(len(one.tokens) for one in spans)]),
-        slot_ids=whole([one.slot for one in spans]),
-        history_starts=whole([0, *itertools.accumulate(len(one.history) for one in spans)]),
-        history_rows=whole([row for one in spans for row in one.history]),
-        n_settled=whole([one.n_settled for one in spans]),
-        park_rows=whole([row for each in parks for row in each]),
+    arrays = RecurrentRows.arrays(
+        [one.slot for one in spans],
+        [len(one.tokens) for one in spans],
+        [one.history for one in spans],
+        [one.n_settled for one in spans],
+        [row for each in parks for row in each],
     )
+    return RecurrentRows(*map(torch.from_numpy, arrays))
 
 
 @dataclass(frozen=True)

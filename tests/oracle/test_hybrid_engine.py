@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.api import Speculate
-from slipstream.engine.batch import RecurrentRows, Span
+from slipstream.engine.batch import Span
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.parking import Parking
 from slipstream.engine.layers.gated_delta import GatedDelta
+from slipstream.kernels.gated_delta.spans import RecurrentRows
 from tests.checkpoints import noised_copy, tiny_checkpoint
 from tests.oracle.lab import Bench, Case, Folders, Lab, Trouble, play
 from tests.oracle.lossless import SAMPLINGS, benches, demo_cases, disturbed, narrowed

@@ -30,6 +30,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from slipstream.kernels.gated import triton as gated
+from slipstream.kernels.gated_delta.spans import RecurrentRows
 from slipstream.kernels.gated_norm import triton as gated_norm
 from slipstream.kernels.matmul import triton as matmul
 from slipstream.kernels.mla import triton as mla
@@ -69,7 +70,7 @@ def none_of(dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def spans() -> Any:
+def spans() -> RecurrentRows:
     """Nine rows and five parked ones in two spans."""
     sizes = {
         "span_starts": N_SPANS + 1,
@@ -78,7 +79,7 @@ def spans() -> Any:
         "history_rows": 5,
     }
     sizes |= {"n_settled": N_SPANS, "park_rows": N_ROWS}
-    return SimpleNamespace(**{name: none_of(torch.int32, n) for name, n in sizes.items()})
+    return RecurrentRows(**{name: none_of(torch.int32, n) for name, n in sizes.items()})
 
 
 def run_norms(dtype: torch.dtype) -> None:

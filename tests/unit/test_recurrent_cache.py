@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch import Tensor
 
-from slipstream.engine.batch import RecurrentRows, Span
+from slipstream.engine.batch import Span
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.kv import KV
 from slipstream.engine.cache.need import Sizes
 from slipstream.engine.cache.parking import Parking
 from slipstream.engine.cache.snapshots import Snapshots
 from slipstream.engine.cache.store import Store
+from slipstream.kernels.gated_delta.spans import RecurrentRows
 
 SIZE = 4
 CPU = torch.device("cpu")
