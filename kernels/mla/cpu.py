@@ -39,10 +39,6 @@ class PanelHeads:
     stack: PanelStack
 
     @property
-    def n_heads(self) -> int:
-        return self.stack.panels.shape[0]
-
-    @property
     def out_features(self) -> int:
         return self.stack.out_features
 

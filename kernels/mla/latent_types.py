@@ -30,9 +30,6 @@ class PackedHeads(Protocol):
     """A matrix for each head in the layout of one implementation; only that one's `head_linear` takes it."""
 
     @property
-    def n_heads(self) -> int: ...
-
-    @property
     def out_features(self) -> int: ...
 
 

@@ -21,10 +21,6 @@ class PlainHeads:
     weight: Tensor  # [n_heads, out_features, in_features]
 
     @property
-    def n_heads(self) -> int:
-        return self.weight.shape[0]
-
-    @property
     def out_features(self) -> int:
         return self.weight.shape[1]
 
