@@ -10,22 +10,11 @@ import json
 import logging
 import tempfile
 from pathlib import Path
-from typing import Protocol
 
 from slipstream.kernels import user_cache
 
 log = logging.getLogger(__name__)
-
-
-class Entry(Protocol):
-    """What a file holds."""
-
-    @property
-    def cubin(self) -> bytes: ...
-    @property
-    def symbols(self) -> dict[str, str]: ...
-    @property
-    def log(self) -> str: ...
+Entry = tuple[bytes, dict[str, str], str]  # what a file holds: cubin, symbols, the assembler's log
 
 
 def user_folder() -> Path | None:
@@ -33,8 +22,8 @@ def user_folder() -> Path | None:
     return user_cache.folder("cubins")
 
 
-def load(folder: Path, key: str) -> tuple[bytes, dict[str, str], str] | None:
-    """(cubin, symbols, log) of that key; None if there is none, or one that is damaged."""
+def load(folder: Path, key: str) -> Entry | None:
+    """What is kept under that key; None if there is none, or one that is damaged."""
     try:
         head, _, cubin = (folder / f"{key}.cubin").read_bytes().partition(b"\n")
         known = json.loads(head)
@@ -52,11 +41,12 @@ def load(folder: Path, key: str) -> tuple[bytes, dict[str, str], str] | None:
 
 def store(folder: Path, key: str, entry: Entry) -> None:
     """Keep it for later processes. The file appears whole or not at all; a folder that refuses is only logged."""
-    head = {"symbols": entry.symbols, "log": entry.log, "sha256": _digest(entry.cubin, entry.symbols)}
+    cubin, symbols, said = entry
+    head = {"symbols": symbols, "log": said, "sha256": _digest(cubin, symbols)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{key}-", delete=False) as file:
-            file.write(json.dumps(head).encode() + b"\n" + entry.cubin)
+            file.write(json.dumps(head).encode() + b"\n" + cubin)
         Path(file.name).replace(folder / f"{key}.cubin")
     except OSError as error:
         log.warning("compiled kernels are not kept: %s", error)
