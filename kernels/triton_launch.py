@@ -58,6 +58,17 @@ def begin(EARLY: tl.constexpr):
         gdc_wait()
 
 
+@triton.jit
+def span_of(starts_at, n_spans, row, SPANS: tl.constexpr):
+    """Number of the span that owns a row, n_spans or more if none does; spans may be empty."""
+    before = 0
+    for first in range(0, n_spans, SPANS):
+        i = first + tl.arange(0, SPANS)
+        ends = tl.load(starts_at + 1 + i, mask=i < n_spans, other=2147483647)  # [SPANS]
+        before += tl.sum((ends <= row).to(tl.int32), 0)
+    return before
+
+
 def aligned(x: Tensor) -> Tensor:
     """x, or a copy where it is not contiguous or does not start on 16 bytes, as odd rows of odd widths do."""
     x = x.contiguous()

@@ -25,9 +25,6 @@ from slipstream.kernels.matmul.code_bytes import (
     codes_of,
     dot,
     field_of,
-    floats_of,
-    in_units,
-    joined,
     largest_of,
     store_bytes,
     store_shorts,
@@ -112,17 +109,8 @@ def _add(builder: Emitter, total: list[Value], inputs: list[Value], values: list
     return [dot(builder, total[0], values[0], inputs[0])]
 
 
-def _floats(builder: Emitter, form: BlockFormat, total: list[Value], fields: Fields) -> Value:
-    return floats_of(builder, form, joined(builder, total), fields)
-
-
-def _floats_of_signed(builder: Emitter, form: BlockFormat, total: list[Value], fields: Fields) -> Value:
-    """The same of numbers that are their own."""
-    return in_units(builder, total[0], fields)
-
-
 def _floats_of_pairs(builder: Emitter, form: BlockFormat, total: list[Value], fields: Fields) -> Value:
-    """The same of sums that are float32, and as exact: below 2^24 steps."""
+    """`code_shorts.floats` of sums that are float32, and as exact: below 2^24 steps."""
     step = load_at(builder, FLOAT, fields.address, fields.offset(UNIT))
     return builder.fmul(total[0], spread(builder, step, FLOATS))
 
@@ -169,12 +157,12 @@ _BYTES = replace(
     inputs=_fours,
     zeros=[constant(0)],
     add=_add,
-    floats=_floats,
+    floats=code_shorts.floats,
     at_once=_at_once,
     ahead=AHEAD,
     n_followed=4,
 )
-_SIGNED_BYTES = replace(_BYTES, codes=code_bytes.SIGNED.codes, floats=_floats_of_signed)
+_SIGNED_BYTES = replace(_BYTES, codes=code_bytes.SIGNED.codes, floats=code_shorts.floats_of_signed)
 _PAIRS = replace(code_bytes.UNITS, inputs=_twos(BFLOATS), floats=_floats_of_pairs)
 _SHORTS = replace(code_shorts.WAY, inputs=_twos(PAIRS))
 _SIGNED_SHORTS = replace(code_shorts.SIGNED, inputs=_twos(PAIRS))

@@ -75,11 +75,13 @@ def now(builder: Emitter, vector: Value) -> Value:
     return builder.asm(form, "", "=v,0", [vector], side_effect=True)
 
 
-def _floats(builder: Emitter, form: BlockFormat, total: list[Value], fields: Fields) -> Value:
+def floats(builder: Emitter, form: BlockFormat, total: list[Value], fields: Fields) -> Value:
+    """A group's sums in float32: of one vector, or of two halves."""
     return floats_of(builder, form, joined(builder, total), fields)
 
 
-def _floats_of_signed(builder: Emitter, form: BlockFormat, total: list[Value], fields: Fields) -> Value:
+def floats_of_signed(builder: Emitter, form: BlockFormat, total: list[Value], fields: Fields) -> Value:
+    """The same of numbers that are their own."""
     return in_units(builder, joined(builder, total), fields)
 
 
@@ -90,7 +92,7 @@ WAY = Way(
     _inputs,
     [ir.Constant(ir.VectorType(INT, LANES), [0] * LANES)] * (WIDTH // LANES),
     _add,
-    _floats,
+    floats,
     all_rows({8: 2, 4: 4, 1: 4} if IS_WIDE else {4: 1, 1: 4}),
 )
-SIGNED = replace(WAY, codes=_signed, floats=_floats_of_signed)  # laid down once for many rows
+SIGNED = replace(WAY, codes=_signed, floats=floats_of_signed)  # laid down once for many rows

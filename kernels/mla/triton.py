@@ -19,7 +19,7 @@ from slipstream.kernels.mla.triton_rows import as_codes
 from slipstream.kernels.mla.triton_rows import head_linear as head_linear
 from slipstream.kernels.mla.triton_rows import pack_heads as pack_heads
 from slipstream.kernels.mla.triton_rows import write_latents as write_latents
-from slipstream.kernels.triton_launch import FUSED, ROUNDED, aligned, power_of_two, tiles
+from slipstream.kernels.triton_launch import FUSED, ROUNDED, aligned, power_of_two, span_of, tiles
 from slipstream.kernels.triton_launch import refuses as refuses
 
 RUN = 512  # positions of a program
@@ -63,17 +63,6 @@ def latent_attention(q: Tensor, q_rope: Tensor, latents: Tensor, spans: Spans, s
             **ROUNDED,
         )
     return out
-
-
-@triton.jit
-def _span_of(row, starts_at, n_spans, SPANS: tl.constexpr):
-    """The span that owns a row: those that end before it are counted. n_spans if none does."""
-    span = 0
-    for block in range(0, n_spans, SPANS):
-        i = block + tl.arange(0, SPANS)
-        ends = tl.load(starts_at + 1 + i, mask=i < n_spans, other=2147483647)
-        span += tl.sum((ends <= row).to(tl.int32), 0)
-    return span
 
 
 @triton.jit
@@ -164,7 +153,7 @@ def _attend(
     n_tiles: tl.constexpr = (N_HEADS + LANES - 1) // LANES
     place = tl.program_id(0) // n_tiles  # of the row among those of this launch
     row = first_row + place
-    span, run = _span_of(row, starts_at, n_spans, SPANS), tl.program_id(1)
+    span, run = span_of(starts_at, n_spans, row, SPANS), tl.program_id(1)
     if span < n_spans:
         position = tl.load(past_at + span) + row - tl.load(starts_at + span)
         if run * RUN <= position:
@@ -216,7 +205,7 @@ def _join(
     """The runs of one head of one row, in ascending order, divided by all weights."""
     place = tl.program_id(0).to(tl.int64)  # row among those of this launch, then head
     row = first_row + place // N_HEADS
-    span = _span_of(row, starts_at, n_spans, SPANS)
+    span = span_of(starts_at, n_spans, row, SPANS)
     if span < n_spans:
         position = tl.load(past_at + span) + row - tl.load(starts_at + span)
         n_seen = position // RUN + 1

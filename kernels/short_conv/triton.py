@@ -13,7 +13,7 @@ from torch import Tensor
 from slipstream.kernels.gated.triton import over_one_plus_exp
 from slipstream.kernels.gated_delta.spans import RecurrentRows
 from slipstream.kernels.short_conv.state import ConvState
-from slipstream.kernels.triton_launch import FUSED, begin, early, tiles
+from slipstream.kernels.triton_launch import FUSED, begin, early, span_of, tiles
 from slipstream.kernels.triton_launch import refuses as refuses
 
 TILE = 512  # channels of a program
@@ -64,17 +64,6 @@ def _keep_inputs(x: Tensor, stride: int, state: ConvState, batch: tuple[Tensor, 
             **early(x.device),
             **FUSED,
         )
-
-
-@triton.jit
-def span_of(starts_at, n_spans, row, SPANS: tl.constexpr):
-    """Number of the span that owns a row, n_spans or more if none does; spans may be empty."""
-    before = 0
-    for first in range(0, n_spans, SPANS):
-        i = first + tl.arange(0, SPANS)
-        ends = tl.load(starts_at + 1 + i, mask=i < n_spans, other=2147483647)  # [SPANS]
-        before += tl.sum((ends <= row).to(tl.int32), 0)
-    return before
 
 
 @triton.jit
