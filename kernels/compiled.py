@@ -69,22 +69,23 @@ def long_kernel(function: F) -> F:
 
 
 class PerDtype(dict[Any, R]):
-    """By dtype, or tuple of dtypes, what `make` gives for their kinds; made when it is first asked for."""
+    """By dtype, or tuple of dtypes and names, what `make` gives for their kinds; made when it is first asked for."""
 
     def __init__(self, make: Callable[..., R]) -> None:
         super().__init__()
         self._make = make
 
-    def __missing__(self, dtypes: Any) -> R:
-        kinds = [KINDS[dtype] for dtype in (dtypes if isinstance(dtypes, tuple) else (dtypes,))]
-        made = self[dtypes] = self._make(*kinds)
+    def __missing__(self, key: Any) -> R:
+        parts = key if isinstance(key, tuple) else (key,)
+        made = self[key] = self._make(*(one if isinstance(one, str) else KINDS[one] for one in parts))
         return made
 
 
 def per_dtype(make: Callable[..., R]) -> PerDtype[R]:
     """Decorator of a function (*kinds) -> kernel: makes a kernel for each combination of dtypes that is asked for.
 
-    The kernel finds the kinds in its closure, where they are constants to numba: see `pointer`.
+    The kernel finds the kinds in its closure, where they are constants to numba: see `pointer`. A name, such as that of
+    an activation, stands there as it is.
     """
     return PerDtype(make)
 

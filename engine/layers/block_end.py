@@ -15,7 +15,8 @@ from slipstream.engine.checkpoint.tensor_source import TensorSource
 from slipstream.engine.layers.embed import Embedding, load_embedding
 from slipstream.engine.layers.linear import load_linear
 from slipstream.engine.layers.norm import Norm, NormSpec, load_norm
-from slipstream.kernels.gated.op import gelu_mul
+from slipstream.kernels.gated.activation import GELU
+from slipstream.kernels.gated.op import gated_mul
 from slipstream.kernels.matmul.op import Packed, linear
 
 
@@ -75,7 +76,7 @@ class InputGate:
 
     def __call__(self, x: Tensor, given: Tensor) -> Tensor:
         """x: [n_tokens, d_model]. given: [n_tokens, d_input]. Returns x's shape."""
-        gated = gelu_mul(torch.cat((linear(x, self.gate), given), -1))  # [n_tokens, d_input]
+        gated = gated_mul(torch.cat((linear(x, self.gate), given), -1), GELU)  # [n_tokens, d_input]
         return x + self.norm(linear(gated, self.out))
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from slipstream.engine.checkpoint.tensor_source import TensorSource
 from slipstream.engine.layers.linear import load_linear
 from slipstream.engine.ranks import share
-from slipstream.kernels.gated.activation import activated
-from slipstream.kernels.gated.kinds import Activation
+from slipstream.kernels.gated.activation import SILU, Activation
+from slipstream.kernels.gated.op import gated_mul
 from slipstream.kernels.matmul.op import Packed, linear
 
 
@@ -21,11 +21,11 @@ class GatedMLP:
 
     gate_up: Packed
     down: Packed
-    activation: Activation | None = None  # None: silu
+    activation: Activation = SILU
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [n_rows, d_model]. Returns the same shape."""
-        return linear(activated(linear(x, self.gate_up), self.activation), self.down)
+        return linear(gated_mul(linear(x, self.gate_up), self.activation), self.down)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class MLPSpec:
     d_model: int
     d_ffn: int
     bias: bool = False
-    activation: Activation | None = None  # None: silu
+    activation: Activation = SILU
 
     def split(self, n: int) -> MLPSpec:
         """What each of n ranks computes. Raises `SettingError`."""

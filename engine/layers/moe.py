@@ -15,11 +15,11 @@ from torch import Tensor
 from slipstream.engine.checkpoint.tensor_source import TensorSource
 from slipstream.engine.layers.mlp import GatedMLP, MLPSpec
 from slipstream.engine.ranks import Joint, share
+from slipstream.kernels.gated.activation import SILU, Activation
 from slipstream.kernels.gated.op import sigmoid_mul
 from slipstream.kernels.matmul.op import Packed, linear, pack
 from slipstream.kernels.matmul.quantized import Quantized, joined, widened
 from slipstream.kernels.moe.op import (
-    Activation,
     ExpertMatrices,
     NarrowMatrices,
     PackedExperts,
@@ -42,7 +42,7 @@ class SharedSpec:
     name: str  # of its tensors, below the block's
     d_ffn: int
     gated: bool = False  # its output is multiplied by the sigmoid of one more product of the row
-    activation: Activation | None = None  # None: silu
+    activation: Activation = SILU
 
 
 def load_experts(weights: TensorSource, name: str, spec: MoESpec) -> PackedExperts:
@@ -110,7 +110,7 @@ class MoESpec:
     experts: str = "experts"  # the same of the experts
     wide_router: bool = False  # the router multiplies in float32 whatever the dtype of the rest
     shared: SharedSpec | None = None
-    activation: Activation | None = None  # of an expert; None: silu
+    activation: Activation = SILU  # of an expert
     load_experts: Callable[[TensorSource, str, MoESpec], PackedExperts] = load_experts
 
     def split(self, n: int) -> MoESpec:

@@ -1,19 +1,16 @@
-"""The op of an activation that is known as data."""
+"""What stands between the two linear layers of a gated feed-forward block, as data."""
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from slipstream.kernels.gated.kinds import Activation, Gelu, Limited
-from slipstream.kernels.gated.op import clamped_mul, gelu_mul, limited_mul, silu_mul
+from typing import Literal, NamedTuple
 
 
-def activated(gate_up: Tensor, activation: Activation | None) -> Tensor:
-    """[n_rows, 2 * d_inner], gate first -> [n_rows, d_inner]. activation: None for silu(gate) * up."""
-    if activation is None:
-        return silu_mul(gate_up)
-    if isinstance(activation, Gelu):
-        return gelu_mul(gate_up)
-    if isinstance(activation, Limited):
-        return limited_mul(gate_up, activation.limit)
-    return clamped_mul(gate_up, activation.limit, activation.steepness)
+class Activation(NamedTuple):
+    """A form of `gated_mul`, with the numbers that it takes."""
+
+    form: Literal["silu", "gelu", "clamped", "limited"] = "silu"
+    limit: float = 0.0  # of clamped and limited: above 0
+    steepness: float = 0.0  # of clamped
+
+
+SILU, GELU = Activation(), Activation("gelu")

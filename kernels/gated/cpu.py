@@ -11,6 +11,7 @@ from torch import Tensor
 from slipstream.kernels.compiled import inlined, kernel, per_dtype, pointer, shifted
 from slipstream.kernels.compiled import refuses as refuses
 from slipstream.kernels.exponential import over_one_plus_exp
+from slipstream.kernels.gated.activation import Activation
 from slipstream.kernels.gated.reference import check_gate
 from slipstream.kernels.row_kernel import RowKernel
 from slipstream.kernels.vector import WIDTH, first_lane, fma, larger, load_part, smaller, splat, store_part
@@ -20,35 +21,13 @@ RECORDABLE = True  # all it does is calls of kernels and operations of torch (`t
 GELU_LINEAR, GELU_CUBIC = np.float32(1.5957691216057308), np.float32(0.07135481627260025)  # of 2u
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
+def gated_mul(gate_up: Tensor, activation: Activation) -> Tensor:
     gate_up = gate_up.contiguous()
     n_rows, d_inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((n_rows, d_inner), dtype=gate_up.dtype)
-    _silu[gate_up.dtype](gate_up.data_ptr(), out.data_ptr(), d_inner, (0, n_rows))
-    return out
-
-
-def gelu_mul(gate_up: Tensor) -> Tensor:
-    gate_up = gate_up.contiguous()
-    n_rows, d_inner = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((n_rows, d_inner), dtype=gate_up.dtype)
-    _gelu[gate_up.dtype](gate_up.data_ptr(), out.data_ptr(), d_inner, (0, n_rows))
-    return out
-
-
-def clamped_mul(gate_up: Tensor, limit: float, steepness: float) -> Tensor:
-    gate_up = gate_up.contiguous()
-    n_rows, d_inner = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((n_rows, d_inner), dtype=gate_up.dtype)
-    _clamped[gate_up.dtype](gate_up.data_ptr(), out.data_ptr(), d_inner, (limit, steepness), (0, n_rows))
-    return out
-
-
-def limited_mul(gate_up: Tensor, limit: float) -> Tensor:
-    gate_up = gate_up.contiguous()
-    n_rows, d_inner = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((n_rows, d_inner), dtype=gate_up.dtype)
-    _limited[gate_up.dtype](gate_up.data_ptr(), out.data_ptr(), d_inner, limit, (0, n_rows))
+    form, limit, steepness = activation
+    work = _gated[gate_up.dtype, form]
+    work(gate_up.data_ptr(), out.data_ptr(), d_inner, limit, steepness, (0, n_rows))
     return out
 
 
@@ -69,75 +48,52 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
 
 
 @inlined
-def _pair(gate_up: Any, out: Any, row: int, d_inner: int) -> Any:
-    """Where the gates, the ups and the results of a row begin."""
-    gates = shifted(gate_up, 2 * row * d_inner)
-    return gates, shifted(gates, d_inner), shifted(out, row * d_inner)
+def _silu(gate: Any, up: Any) -> Any:
+    return over_one_plus_exp(gate, gate) * up
+
+
+@inlined
+def _gelu(gate: Any, up: Any) -> Any:
+    power = gate * fma(splat(GELU_CUBIC), gate * gate, splat(GELU_LINEAR))
+    return over_one_plus_exp(gate, power) * up
+
+
+@inlined
+def _clamped(gate: Any, up: Any, limit: Any, steepness: Any) -> Any:
+    most, least = splat(np.float32(limit)), splat(np.float32(-limit))
+    gate = smaller(most, gate)  # a NaN stays one: it is what comes second
+    up = smaller(most, larger(least, up))
+    return over_one_plus_exp(gate, splat(np.float32(steepness)) * gate) * (up + splat(np.float32(1)))
+
+
+@inlined
+def _limited(gate: Any, up: Any, limit: Any) -> Any:
+    most, least = splat(np.float32(limit)), splat(np.float32(-limit))
+    swish = smaller(most, over_one_plus_exp(gate, gate))  # a NaN stays one, as above
+    return swish * smaller(most, larger(least, up))
 
 
 @per_dtype
-def _silu(kind: Any) -> Any:
+def _gated(kind: Any, form: str) -> Any:
     @RowKernel
-    def silu(gate_up: int, out: int, d_inner: int, span: Any) -> None:
+    def gated(gate_up: int, out: int, d_inner: int, limit: float, steepness: float, span: Any) -> None:
         for row in range(span[0], span[1]):
-            gates, ups, target = _pair(pointer(gate_up, kind), pointer(out, kind), row, d_inner)
+            gates = shifted(pointer(gate_up, kind), 2 * row * d_inner)
+            ups, target = shifted(gates, d_inner), shifted(pointer(out, kind), row * d_inner)
             for i in range(0, d_inner, WIDTH):
                 n = d_inner - i
-                gate = load_part(gates, i, n)
-                store_part(target, i, over_one_plus_exp(gate, gate) * load_part(ups, i, n), n)
+                gate, up = load_part(gates, i, n), load_part(ups, i, n)
+                if form == "silu":  # decided as the kernel is compiled
+                    product = _silu(gate, up)
+                elif form == "gelu":
+                    product = _gelu(gate, up)
+                elif form == "clamped":
+                    product = _clamped(gate, up, limit, steepness)
+                else:
+                    product = _limited(gate, up, limit)
+                store_part(target, i, product, n)
 
-    return silu
-
-
-@per_dtype
-def _gelu(kind: Any) -> Any:
-    @RowKernel
-    def gelu(gate_up: int, out: int, d_inner: int, span: Any) -> None:
-        for row in range(span[0], span[1]):
-            gates, ups, target = _pair(pointer(gate_up, kind), pointer(out, kind), row, d_inner)
-            for i in range(0, d_inner, WIDTH):
-                n = d_inner - i
-                gate = load_part(gates, i, n)
-                power = gate * fma(splat(GELU_CUBIC), gate * gate, splat(GELU_LINEAR))
-                store_part(target, i, over_one_plus_exp(gate, power) * load_part(ups, i, n), n)
-
-    return gelu
-
-
-@per_dtype
-def _clamped(kind: Any) -> Any:
-    @RowKernel
-    def clamped(gate_up: int, out: int, d_inner: int, form: Any, span: Any) -> None:
-        """form: (limit, steepness)."""
-        limit, steepness = form
-        most, least = splat(np.float32(limit)), splat(np.float32(-limit))
-        for row in range(span[0], span[1]):
-            gates, ups, target = _pair(pointer(gate_up, kind), pointer(out, kind), row, d_inner)
-            for i in range(0, d_inner, WIDTH):
-                n = d_inner - i
-                gate = smaller(most, load_part(gates, i, n))  # a NaN stays one: it is what comes second
-                up = smaller(most, larger(least, load_part(ups, i, n)))
-                swish = over_one_plus_exp(gate, splat(np.float32(steepness)) * gate)
-                store_part(target, i, swish * (up + splat(np.float32(1))), n)
-
-    return clamped
-
-
-@per_dtype
-def _limited(kind: Any) -> Any:
-    @RowKernel
-    def limited(gate_up: int, out: int, d_inner: int, limit: float, span: Any) -> None:
-        most, least = splat(np.float32(limit)), splat(np.float32(-limit))
-        for row in range(span[0], span[1]):
-            gates, ups, target = _pair(pointer(gate_up, kind), pointer(out, kind), row, d_inner)
-            for i in range(0, d_inner, WIDTH):
-                n = d_inner - i
-                gate = load_part(gates, i, n)
-                swish = smaller(most, over_one_plus_exp(gate, gate))  # a NaN stays one, as above
-                up = smaller(most, larger(least, load_part(ups, i, n)))
-                store_part(target, i, swish * up, n)
-
-    return limited
+    return gated
 
 
 @per_dtype

@@ -5,41 +5,17 @@ from __future__ import annotations
 from torch import Tensor
 
 from slipstream.kernels.dispatch import op
+from slipstream.kernels.gated.activation import Activation
 
 
 @op("triton", "cpu", "reference")
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up in float32, rounded once.
+def gated_mul(gate_up: Tensor, activation: Activation) -> Tensor:
+    """The gate's activation times up, in float32, rounded once.
 
+    silu: silu(gate) * up. gelu: gelu(gate) * up, in its tanh form (`gelu_pytorch_tanh`, Gemma).
+    clamped: (up + 1) * gate * sigmoid(steepness * gate); before that gate is cut at limit from above, up at -limit and
+    at limit (gpt-oss). limited: min(silu(gate), limit) * up; before that up is cut at -limit and at limit (Step).
     gate_up: [n_rows, 2 * d_inner], gate first. Returns [n_rows, d_inner], the same dtype.
-    """
-    raise NotImplementedError
-
-
-@op("triton", "cpu", "reference")
-def gelu_mul(gate_up: Tensor) -> Tensor:
-    """gelu(gate) * up in float32, rounded once; gelu in its tanh form (`gelu_pytorch_tanh`, Gemma).
-
-    gate_up: [n_rows, 2 * d_inner], gate first. Returns [n_rows, d_inner], the same dtype.
-    """
-    raise NotImplementedError
-
-
-@op("triton", "cpu", "reference")
-def clamped_mul(gate_up: Tensor, limit: float, steepness: float) -> Tensor:
-    """(up + 1) * gate * sigmoid(steepness * gate) in float32, rounded once (gpt-oss).
-
-    Before that gate is cut at limit from above, up at -limit and at limit. limit: above 0.
-    gate_up: [n_rows, 2 * d_inner], gate first. Returns [n_rows, d_inner], the same dtype.
-    """
-    raise NotImplementedError
-
-
-@op("triton", "cpu", "reference")
-def limited_mul(gate_up: Tensor, limit: float) -> Tensor:
-    """min(silu(gate), limit) * up in float32, rounded once; before that up is cut at -limit and at limit (Step).
-
-    gate_up: [n_rows, 2 * d_inner], gate first. limit: above 0. Returns [n_rows, d_inner], the same dtype.
     """
     raise NotImplementedError
 

@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from slipstream.kernels.gated.op import clamped_mul, gelu_mul, limited_mul, sigmoid_mul, silu_mul, soft_cap
+from slipstream.kernels.gated.activation import GELU, SILU, Activation
+from slipstream.kernels.gated.op import gated_mul, sigmoid_mul, soft_cap
 from slipstream.kernels.proof.case import N_ROWS, Make, Rows
 from slipstream.kernels.proof.inputs import Inputs
+
+ACTIVATIONS = SILU, GELU, Activation("clamped", 1.0, 1.702), Activation("limited", 0.5)
 
 
 def of_gated(inputs: Inputs, d: int = 333) -> Rows:
@@ -18,8 +21,7 @@ def of_gated(inputs: Inputs, d: int = 333) -> Rows:
     def compute(first: int, n: int) -> Sequence[Tensor]:
         rows = slice(first, first + n)
         return (
-            *(silu_mul(gate_up[rows]), gelu_mul(gate_up[rows]), clamped_mul(gate_up[rows], 1.0, 1.702)),
-            limited_mul(gate_up[rows], 0.5),
+            *(gated_mul(gate_up[rows], one) for one in ACTIVATIONS),
             sigmoid_mul(x[rows], gate[rows]),
             soft_cap(8 * x[rows], 5.0),
         )

@@ -6,30 +6,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from slipstream.kernels.gated.activation import Activation
+
 
 def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
+def gated_mul(gate_up: Tensor, activation: Activation) -> Tensor:
     gate, up = _wide(gate_up).chunk(2, -1)
-    return (F.silu(gate) * up).to(gate_up.dtype)
+    return _gated(gate, up, activation).to(gate_up.dtype)
 
 
-def gelu_mul(gate_up: Tensor) -> Tensor:
-    gate, up = _wide(gate_up).chunk(2, -1)
-    return (F.gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
-
-
-def clamped_mul(gate_up: Tensor, limit: float, steepness: float) -> Tensor:
-    gate, up = _wide(gate_up).chunk(2, -1)
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return ((up + 1) * gate * torch.sigmoid(steepness * gate)).to(gate_up.dtype)
-
-
-def limited_mul(gate_up: Tensor, limit: float) -> Tensor:
-    gate, up = _wide(gate_up).chunk(2, -1)
-    return (F.silu(gate).clamp(max=limit) * up.clamp(-limit, limit)).to(gate_up.dtype)
+def _gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+    form, limit, steepness = activation
+    if form == "silu":
+        return F.silu(gate) * up
+    if form == "gelu":
+        return F.gelu(gate, approximate="tanh") * up
+    up = up.clamp(-limit, limit)
+    if form == "limited":
+        return F.silu(gate).clamp(max=limit) * up
+    gate = gate.clamp(max=limit)
+    return (up + 1) * gate * torch.sigmoid(steepness * gate)
 
 
 def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from slipstream.kernels.gated.activation import Activation
 from slipstream.kernels.gated.reference import check_gate
 from slipstream.kernels.triton_launch import FUSED, aligned, begin, early, power_of_two, tiles
 from slipstream.kernels.triton_launch import refuses as refuses
@@ -17,20 +18,13 @@ GELU_LINEAR = tl.constexpr(1.5957691216057308)  # of 2u
 GELU_CUBIC = tl.constexpr(0.07135481627260025)
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    return _pairs(gate_up, "silu")
-
-
-def gelu_mul(gate_up: Tensor) -> Tensor:
-    return _pairs(gate_up, "gelu")
-
-
-def clamped_mul(gate_up: Tensor, limit: float, steepness: float) -> Tensor:
-    return _pairs(gate_up, "clamped", limit, steepness)
-
-
-def limited_mul(gate_up: Tensor, limit: float) -> Tensor:
-    return _pairs(gate_up, "limited", limit)
+def gated_mul(gate_up: Tensor, activation: Activation) -> Tensor:
+    n_rows, d_inner = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty((n_rows, d_inner))
+    if out.numel() > 0:
+        grid, how = (n_rows, tiles(d_inner, TILE)), (d_inner, TILE, *activation)
+        _gated[grid](aligned(gate_up), out, *how, num_warps=4, **early(out.device), **FUSED)
+    return out
 
 
 def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
@@ -51,15 +45,6 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
     return out
 
 
-def _pairs(gate_up: Tensor, form: str, limit: float = 0.0, steepness: float = 0.0) -> Tensor:
-    n_rows, d_inner = gate_up.shape[0], gate_up.shape[1] // 2
-    out = gate_up.new_empty((n_rows, d_inner))
-    if out.numel() > 0:
-        grid, how = (n_rows, tiles(d_inner, TILE)), (d_inner, TILE, form, limit, steepness)
-        _gated[grid](aligned(gate_up), out, *how, num_warps=4, **early(out.device), **FUSED)
-    return out
-
-
 @triton.jit
 def over_one_plus_exp(x, power):
     """x / (1 + exp(-power)): x * sigmoid(power), and where power is huge x or 0, never NaN."""
@@ -67,24 +52,37 @@ def over_one_plus_exp(x, power):
 
 
 @triton.jit
-def gelu_of(x):
-    """gelu in its tanh form, of tiles in float32."""
+def _gelu(x):
+    """gelu in its tanh form."""
     return over_one_plus_exp(x, x * (GELU_LINEAR + GELU_CUBIC * (x * x)))
 
 
 @triton.jit
-def clamped(gate, up, LIMIT: tl.constexpr, STEEPNESS: tl.constexpr):
-    """`clamped_mul` of tiles in float32."""
+def _clamped(gate, up, LIMIT: tl.constexpr, STEEPNESS: tl.constexpr):
     gate = tl.where(gate > LIMIT, LIMIT, gate)  # unlike `tl.minimum` this leaves a NaN one
     up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
     return over_one_plus_exp(gate, STEEPNESS * gate) * (up + 1.0)
 
 
 @triton.jit
-def limited(gate, up, LIMIT: tl.constexpr):
-    """`limited_mul` of tiles in float32. With `where` in place of these, experts in float32 spill on sm_120."""
+def _limited(gate, up, LIMIT: tl.constexpr):
+    """With `where` in place of these, experts in float32 spill on sm_120."""
     swish = tl.minimum(over_one_plus_exp(gate, gate), LIMIT, propagate_nan=tl.PropagateNan.ALL)
     return swish * tl.clamp(up, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def gated(gate, up, FORM: tl.constexpr, LIMIT: tl.constexpr, STEEPNESS: tl.constexpr):
+    """`gated_mul` of tiles in float32; FORM, LIMIT and STEEPNESS are those of an `Activation`."""
+    if FORM == "clamped":
+        product = _clamped(gate, up, LIMIT, STEEPNESS)
+    elif FORM == "limited":
+        product = _limited(gate, up, LIMIT)
+    elif FORM == "gelu":
+        product = _gelu(gate) * up
+    else:
+        product = over_one_plus_exp(gate, gate) * up
+    return product
 
 
 @triton.jit
@@ -98,23 +96,14 @@ def _gated(
     STEEPNESS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """FORM: silu, gelu, clamped or limited; LIMIT is of the last two, STEEPNESS of clamped."""
     begin(EARLY)
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
     inside = i < D
     gate = tl.load(gate_up_at + row * (2 * D) + i, mask=inside, other=0.0)  # [SIZE]
     up = tl.load(gate_up_at + row * (2 * D) + D + i, mask=inside, other=0.0)  # [SIZE]
-    wide = gate.to(tl.float32)
-    if FORM == "clamped":
-        gated = clamped(wide, up.to(tl.float32), LIMIT, STEEPNESS)
-    elif FORM == "limited":
-        gated = limited(wide, up.to(tl.float32), LIMIT)
-    elif FORM == "gelu":
-        gated = gelu_of(wide) * up.to(tl.float32)
-    else:
-        gated = over_one_plus_exp(wide, wide) * up.to(tl.float32)
-    tl.store(out_at + row * D + i, gated.to(gate.dtype), mask=inside)
+    product = gated(gate.to(tl.float32), up.to(tl.float32), FORM, LIMIT, STEEPNESS)
+    tl.store(out_at + row * D + i, product.to(gate.dtype), mask=inside)
 
 
 @triton.jit

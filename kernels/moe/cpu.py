@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.compiled import refuses as refuses
-from slipstream.kernels.gated.activation import activated
+from slipstream.kernels.gated.activation import SILU, Activation
+from slipstream.kernels.gated.op import gated_mul
 from slipstream.kernels.matmul.op import Packed, linear, pack
 from slipstream.kernels.moe.choice import route as route
 from slipstream.kernels.moe.group import add_up, group
-from slipstream.kernels.moe.types import Activation, ExpertBiases, ExpertMatrices, PackedExperts, Routed
+from slipstream.kernels.moe.types import ExpertBiases, ExpertMatrices, PackedExperts, Routed
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class ExpertList:
 
     gate_up: Sequence[Packed]
     down: Sequence[Packed]
-    activation: Activation | None
+    activation: Activation
 
     @property
     def n_experts(self) -> int:
@@ -33,7 +34,7 @@ def pack_experts(
     gate_up: ExpertMatrices,
     down: ExpertMatrices,
     biases: ExpertBiases | None = None,
-    activation: Activation | None = None,
+    activation: Activation = SILU,
 ) -> PackedExperts:
     gate_ups, downs = (one if isinstance(one, Tensor) else one.each for one in (gate_up, down))
     gate_up_biases, down_biases = ([None] * len(downs),) * 2 if biases is None else biases
@@ -55,6 +56,6 @@ def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
         rows = slice(starts[i], starts[i + 1])
         if rows.start == rows.stop:
             break
-        inner = activated(linear(gathered[rows], packed.gate_up[expert]), packed.activation)  # [n, d_inner]
+        inner = gated_mul(linear(gathered[rows], packed.gate_up[expert]), packed.activation)  # [n, d_inner]
         said[rows] = linear(inner, packed.down[expert], torch.float32)  # [n, d_model]
     return add_up(said, groups, routed.weights, x.dtype)

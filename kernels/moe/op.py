@@ -9,12 +9,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from slipstream.kernels.dispatch import op
-from slipstream.kernels.moe.types import Activation as Activation
-from slipstream.kernels.moe.types import Clamped as Clamped
+from slipstream.kernels.gated.activation import SILU, Activation
 from slipstream.kernels.moe.types import ExpertBiases as ExpertBiases
 from slipstream.kernels.moe.types import ExpertMatrices as ExpertMatrices
-from slipstream.kernels.moe.types import Gelu as Gelu
-from slipstream.kernels.moe.types import Limited as Limited
 from slipstream.kernels.moe.types import NarrowMatrices as NarrowMatrices
 from slipstream.kernels.moe.types import PackedExperts as PackedExperts
 from slipstream.kernels.moe.types import Routed as Routed
@@ -40,13 +37,13 @@ def pack_experts(
     gate_up: ExpertMatrices,
     down: ExpertMatrices,
     biases: ExpertBiases | None = None,
-    activation: Activation | None = None,
+    activation: Activation = SILU,
 ) -> PackedExperts:
     """Lay the experts of one layer out for `experts`.
 
     gate_up: [n_experts, 2 * d_inner, d_model], gate first. down: [n_experts, d_model, d_inner]. biases: None for none.
     Of matrices of few bits the values are those of their `dense()`, widened here or while they are multiplied.
-    activation: what stands between the two products; None: silu(gate) * up.
+    activation: what stands between the two products.
     Keeps no reference to the tensors where the layout is a copy: drop yours, or memory holds both.
     """
     raise NotImplementedError

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream.kernels.gated.activation import activated
+from slipstream.kernels.gated.activation import SILU, Activation
+from slipstream.kernels.gated.op import gated_mul
 from slipstream.kernels.kernel import run
 from slipstream.kernels.matmul import narrow, panels
 from slipstream.kernels.matmul.narrow import NarrowStack
@@ -15,7 +16,7 @@ from slipstream.kernels.matmul.panel_stack import PanelStack, multiply_groups, s
 from slipstream.kernels.moe import cpu
 from slipstream.kernels.moe.choice import route as route
 from slipstream.kernels.moe.group import add_up, group
-from slipstream.kernels.moe.types import Activation, ExpertBiases, ExpertMatrices, PackedExperts, Routed
+from slipstream.kernels.moe.types import ExpertBiases, ExpertMatrices, PackedExperts, Routed
 
 RECORDABLE = True  # all it does is calls of kernels and operations of torch (`tape.py`)
 refuses = panels.refuses
@@ -27,7 +28,7 @@ class PanelExperts:
 
     gate_up: PanelStack | NarrowStack
     down: PanelStack | NarrowStack
-    activation: Activation | None
+    activation: Activation
 
     @property
     def n_experts(self) -> int:
@@ -49,7 +50,7 @@ def pack_experts(
     gate_up: ExpertMatrices,
     down: ExpertMatrices,
     biases: ExpertBiases | None = None,
-    activation: Activation | None = None,
+    activation: Activation = SILU,
 ) -> PackedExperts:
     of_gate_up, of_down = (None, None) if biases is None else biases
     stacks = _stack(gate_up, of_gate_up), _stack(down, of_down)
@@ -74,7 +75,7 @@ def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
     by_expert = groups.expert_ids, groups.starts
     gathered = x.index_select(0, groups.rows)  # [n_pairs, d_model]
     gate_up = _multiply(gathered, *by_expert, packed.gate_up, x.dtype)  # [n_pairs, 2 * d_inner]
-    inner = activated(gate_up, packed.activation)  # [n_pairs, d_inner]
+    inner = gated_mul(gate_up, packed.activation)  # [n_pairs, d_inner]
     said = _multiply(inner, *by_expert, packed.down, torch.float32)  # [n_pairs, d_model]
     return add_up(said, groups, routed.weights, x.dtype)
 

@@ -8,11 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from slipstream.kernels.gated.activation import SILU, Activation
 from slipstream.kernels.moe.op import (
-    Activation,
-    Clamped,
     ExpertBiases,
-    Limited,
     Routed,
     Routing,
     experts,
@@ -22,13 +20,13 @@ from slipstream.kernels.moe.op import (
 from slipstream.kernels.proof.case import N_ROWS, Make, Rows
 from slipstream.kernels.proof.inputs import Inputs
 
-CLAMPED, LIMITED = Clamped(limit=1.0, steepness=1.702), Limited(limit=0.5)
+CLAMPED, LIMITED = Activation("clamped", 1.0, 1.702), Activation("limited", 0.5)
 
 
 def of_moe(
     inputs: Inputs,
     *,
-    activation: Activation | None = None,
+    activation: Activation = SILU,
     d_model: int = 256,
     d_inner: int = 96,
     n_experts: int = 16,
@@ -43,7 +41,7 @@ def of_moe(
     gate_up = inputs.put(torch.randn(n_experts, 2 * d_inner, d_model, generator=g) / d_model**0.5)
     down = inputs.put(torch.randn(n_experts, d_model, d_inner, generator=g) / d_inner**0.5)
     biases = None
-    if isinstance(activation, Clamped):
+    if activation.form == "clamped":
         biases = ExpertBiases(inputs.normal(n_experts, 2 * d_inner), inputs.normal(n_experts, d_model))
     packed = pack_experts(gate_up, down, biases, activation)
     logits, x = inputs.normal(N_ROWS, n_experts), inputs.normal(N_ROWS, d_model)

@@ -8,12 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from slipstream.kernels.gated.activation import SILU, Activation
+from slipstream.kernels.gated.reference import gated_mul
 from slipstream.kernels.moe.types import (
-    Activation,
     ExpertBiases,
     ExpertMatrices,
-    Gelu,
-    Limited,
     PackedExperts,
     Routed,
     Routing,
@@ -28,7 +27,7 @@ class PlainExperts:
     gate_up: Tensor  # [n_experts, 2 * d_inner, d_model]
     down: Tensor  # [n_experts, d_model, d_inner]
     biases: ExpertBiases | None
-    activation: Activation | None
+    activation: Activation
 
     @property
     def n_experts(self) -> int:
@@ -60,7 +59,7 @@ def pack_experts(
     gate_up: ExpertMatrices,
     down: ExpertMatrices,
     biases: ExpertBiases | None = None,
-    activation: Activation | None = None,
+    activation: Activation = SILU,
 ) -> PackedExperts:
     return PlainExperts(stacked(gate_up), stacked(down), biases, activation)
 
@@ -73,24 +72,11 @@ def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
         rows, places = (routed.expert_ids == expert).nonzero(as_tuple=True)  # [n] each
         biases = packed.biases
         of_gate_up, of_down = (None, None) if biases is None else (one[expert] for one in biases)
-        gate_up = _wide(F.linear(x[rows], packed.gate_up[expert], of_gate_up))  # [n, 2 * d_inner]
-        inner = _activated(gate_up, packed.activation).to(x.dtype)  # [n, d_inner]
+        gate_up = F.linear(x[rows], packed.gate_up[expert], of_gate_up)  # [n, 2 * d_inner]
+        inner = gated_mul(gate_up, packed.activation)  # [n, d_inner]
         said = _wide(F.linear(inner, packed.down[expert], of_down))  # [n, d_model]
         total[rows] += said * routed.weights[rows, places, None]
     return total.to(x.dtype)
-
-
-def _activated(gate_up: Tensor, activation: Activation | None) -> Tensor:
-    gate, up = gate_up.chunk(2, -1)
-    if activation is None:
-        return F.silu(gate) * up
-    if isinstance(activation, Gelu):
-        return F.gelu(gate, approximate="tanh") * up
-    limit = activation.limit
-    if isinstance(activation, Limited):
-        return F.silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return (up + 1) * gate * torch.sigmoid(activation.steepness * gate)
 
 
 def _wide(x: Tensor) -> Tensor:

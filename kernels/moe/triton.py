@@ -13,18 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.kernels.gated.triton import clamped as clamped_gate
-from slipstream.kernels.gated.triton import gelu_of, over_one_plus_exp
-from slipstream.kernels.gated.triton import limited as limited_gate
+from slipstream.kernels.gated.activation import SILU, Activation
+from slipstream.kernels.gated.triton import gated
 from slipstream.kernels.moe.reference import PlainExperts
 from slipstream.kernels.moe.triton_route import route as route
 from slipstream.kernels.moe.types import (
-    Activation,
-    Clamped,
     ExpertBiases,
     ExpertMatrices,
-    Gelu,
-    Limited,
     PackedExperts,
     Routed,
     stacked,
@@ -58,7 +53,7 @@ def pack_experts(
     gate_up: ExpertMatrices,
     down: ExpertMatrices,
     biases: ExpertBiases | None = None,
-    activation: Activation | None = None,
+    activation: Activation = SILU,
 ) -> PackedExperts:
     if biases is not None:
         biases = ExpertBiases(biases.gate_up.contiguous(), biases.down.contiguous())
@@ -79,12 +74,11 @@ def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
     columns, depth = WIDE if x.dtype == torch.float32 else NARROW
     n_tiles = sorted_pairs.experts.shape[0]
     fixed = {"num_warps": 4, "num_stages": 4, **FUSED}
-    form, limit, steepness = _form(packed.activation)
     biases = packed.biases or ExpertBiases(packed.gate_up, packed.down)  # not read
     sizes = PAIRS, columns, depth, packed.biases is not None
     _gate_up[n_tiles, tiles(d_inner, columns)](
         *(x, packed.gate_up, biases.gate_up, inner, *sorted_pairs),
-        *(top_k, d_model, d_inner, *sizes, form, limit, steepness),
+        *(top_k, d_model, d_inner, *sizes, *packed.activation),
         **fixed,
     )
     _down[n_tiles, tiles(d_model, columns)](
@@ -93,15 +87,6 @@ def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
     weights = routed.weights.contiguous()
     _add_up[n_rows, tiles(d_model, SUMS)](said, weights, out, top_k, d_model, SUMS, num_warps=4, **FUSED)
     return out
-
-
-def _form(activation: Activation | None) -> tuple[str, float, float]:
-    """What kernels know an activation by, and the numbers of the clamped and the limited one."""
-    if isinstance(activation, Clamped):
-        return "clamped", activation.limit, activation.steepness
-    if isinstance(activation, Limited):
-        return "limited", activation.limit, 0.0
-    return "gelu" if isinstance(activation, Gelu) else "silu", 0.0, 0.0
 
 
 def _sort(expert_ids: Tensor, n_experts: int) -> _Tiles:
@@ -218,14 +203,7 @@ def _gate_up(
             up += tl.load(these_at + D_INNER, mask=exists, other=0.0).to(tl.float32)[None, :]
         kind = inner_at.dtype.element_ty
         gate, up = gate.to(kind).to(tl.float32), up.to(kind).to(tl.float32)
-        if FORM == "clamped":
-            inner = clamped_gate(gate, up, LIMIT, STEEPNESS)
-        elif FORM == "limited":
-            inner = limited_gate(gate, up, LIMIT)
-        elif FORM == "gelu":
-            inner = gelu_of(gate) * up
-        else:
-            inner = over_one_plus_exp(gate, gate) * up
+        inner = gated(gate, up, FORM, LIMIT, STEEPNESS)
         target = inner_at + pairs[:, None] * D_INNER + column[None, :]
         tl.store(target, inner.to(kind), mask=there[:, None] & exists[None, :])
 

@@ -9,10 +9,6 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from slipstream.kernels.gated.kinds import Activation as Activation
-from slipstream.kernels.gated.kinds import Clamped as Clamped
-from slipstream.kernels.gated.kinds import Gelu as Gelu
-from slipstream.kernels.gated.kinds import Limited as Limited
 from slipstream.kernels.matmul.quantized import Quantized
 
 

@@ -21,7 +21,8 @@ from slipstream import kernels
 from slipstream.engine.batch import Batch, Span
 from slipstream.kernels.attention.op import attention
 from slipstream.kernels.choose.op import Edits, Masks, RowParams, choose
-from slipstream.kernels.gated.op import silu_mul
+from slipstream.kernels.gated.activation import SILU
+from slipstream.kernels.gated.op import gated_mul
 from slipstream.kernels.matmul import cpu as onednn
 from slipstream.kernels.matmul.op import linear, pack
 from slipstream.kernels.moe.op import Routing, experts, pack_experts, route
@@ -177,7 +178,7 @@ def rows(table: Table) -> None:
             return norm_rope_write(qkv, norms, rope, batch, *kv[one])
 
         table.line(f"norm_rope_write, {n_rows} rows", write)
-        table.line(f"silu_mul 2x3072, {n_rows} rows", lambda _, x=gate_up: silu_mul(x))
+        table.line(f"gated_mul 2x3072, {n_rows} rows", lambda _, x=gate_up: gated_mul(x, SILU))
 
 
 def mixtures(table: Table) -> None:

@@ -15,17 +15,14 @@ from torch import Tensor
 
 from slipstream.kernels.attention.op import attention
 from slipstream.kernels.choose.op import Edits, Masks, RowParams, choose
-from slipstream.kernels.gated.op import clamped_mul, gelu_mul, limited_mul, sigmoid_mul, silu_mul, soft_cap
+from slipstream.kernels.gated.activation import GELU, SILU, Activation
+from slipstream.kernels.gated.op import gated_mul, sigmoid_mul, soft_cap
 from slipstream.kernels.gated_delta.op import DeltaGate, DeltaState, gated_delta
 from slipstream.kernels.gated_delta.spans import RecurrentRows
 from slipstream.kernels.gated_norm.op import gated_norm
 from slipstream.kernels.matmul.op import linear, pack
 from slipstream.kernels.moe.op import (
-    Activation,
-    Clamped,
     ExpertBiases,
-    Gelu,
-    Limited,
     Routed,
     Routing,
     experts,
@@ -161,12 +158,13 @@ def a_gated(dice: Dice) -> Draw:
     n_rows, d = dice.n_rows(), dice.random.choice([3, 34] if dice.quick else [333, 14336])
     tensors = {"gate_up": dice.normal(n_rows, 2 * d) * 3, "x": dice.normal(n_rows, d)}
     tensors["gate"] = dice.normal(n_rows, dice.random.choice([1, d]))
+    activations = SILU, GELU, Activation("clamped", 4.0, 1.702), Activation("limited", 1.0)
 
     def call(t: Tensors) -> tuple[Tensor, ...]:
         gate_up = t["gate_up"]
         return (
-            *(silu_mul(gate_up), gelu_mul(gate_up), clamped_mul(gate_up, 4.0, 1.702), soft_cap(gate_up, 3.0)),
-            limited_mul(gate_up, 1.0),
+            *(gated_mul(gate_up, one) for one in activations),
+            soft_cap(gate_up, 3.0),
             sigmoid_mul(t["x"], t["gate"]),
         )
 
@@ -193,7 +191,7 @@ def a_moe(dice: Dice) -> Draw:
         [(40, 16, 16, 4)] if dice.quick else [(256, 96, 16, 3), (256, 64, 128, 8)]
     )
     n_rows, grouped, biased = dice.n_rows(), dice.random.random() < 0.4, dice.random.random() < 0.4
-    unbiased = dice.random.choice([Gelu(), Limited(limit=0.5), None, None])
+    unbiased = dice.random.choice([GELU, Activation("limited", 0.5), SILU, SILU])
     tensors = {
         "logits": dice.normal(n_rows, n_experts),
         "x": dice.normal(n_rows, d_model),
@@ -221,10 +219,10 @@ def a_moe(dice: Dice) -> Draw:
             )
         found = route(t["logits"], routing)
         biases: ExpertBiases | None = None
-        activation: Activation | None = unbiased
+        activation = unbiased
         if biased:  # as in gpt-oss
             biases = ExpertBiases(t["gate_up_bias"], t["down_bias"])
-            activation = Clamped(limit=1.0, steepness=1.702)
+            activation = Activation("clamped", 1.0, 1.702)
         packed = pack_experts(t["gate_up"].clone(), t["down"].clone(), biases, activation)
         said = experts(t["x"], Routed(t["ids"], t["weights"]), packed)
         return found.expert_ids, found.weights, said

@@ -19,7 +19,8 @@ from slipstream import kernels
 from slipstream.engine.batch import Batch, Span, upload
 from slipstream.kernels.attention.op import attention
 from slipstream.kernels.choose.op import RowParams, choose
-from slipstream.kernels.gated.op import silu_mul
+from slipstream.kernels.gated.activation import SILU
+from slipstream.kernels.gated.op import gated_mul
 from slipstream.kernels.gated_delta.op import DeltaGate, DeltaState, gated_delta
 from slipstream.kernels.gated_delta.spans import RecurrentRows
 from slipstream.kernels.gated_norm.op import gated_norm
@@ -321,8 +322,8 @@ def rows(setting: Setting) -> Findings:
         works: list[tuple[str, Callable[[], object], Callable[[], object] | None]] = [
             ("add_rms_norm", normed, lambda x=x: F.rms_norm(x + x, (hidden,), weight)),
             (
-                "silu_mul",
-                functools.partial(silu_mul, gate_up),
+                "gated_mul",
+                functools.partial(gated_mul, gate_up, SILU),
                 lambda y=gate_up: F.silu(y[:, :ffn]) * y[:, ffn:],
             ),
             ("norm_rope_write", written, None),

@@ -14,7 +14,8 @@ from torch import Tensor
 from slipstream import kernels
 from slipstream.kernels import dispatch
 from slipstream.kernels.attention.op import attention
-from slipstream.kernels.gated.op import clamped_mul, gelu_mul, limited_mul, sigmoid_mul, silu_mul, soft_cap
+from slipstream.kernels.gated.activation import GELU, SILU, Activation
+from slipstream.kernels.gated.op import gated_mul, sigmoid_mul, soft_cap
 from slipstream.kernels.matmul import cpu, panels
 from slipstream.kernels.matmul.op import linear, pack
 from slipstream.kernels.norm.op import add_rms_norm, rms_norm
@@ -456,24 +457,24 @@ def test_a_nan_reaches_the_rows_that_see_it_and_no_other(
 
 @each_case
 @pytest.mark.parametrize("d_inner", [1, 17, 64, 300])
-def test_silu_mul(chosen: None, dtype: torch.dtype, d_inner: int) -> None:
+def test_silu(chosen: None, dtype: torch.dtype, d_inner: int) -> None:
     gate_up = random(5, 2 * d_inner, dtype=dtype) * 5
     gate_up[0, 0] = -200.0
     gate, up = gate_up.double().chunk(2, -1)
-    assert_near(silu_mul(gate_up), gate / (1 + torch.exp(-gate)) * up, dtype)
+    assert_near(gated_mul(gate_up, SILU), gate / (1 + torch.exp(-gate)) * up, dtype)
 
 
 @each_case
 @pytest.mark.parametrize("d_inner", [1, 17, 64, 300])
-def test_gelu_mul(chosen: None, dtype: torch.dtype, d_inner: int) -> None:
+def test_gelu(chosen: None, dtype: torch.dtype, d_inner: int) -> None:
     gate_up = random(5, 2 * d_inner, dtype=dtype) * 5
     gate_up[0, 0], gate_up[1, 0] = -200.0, 200.0
     gate, up = gate_up.double().chunk(2, -1)
     tanh = torch.tanh((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3))
-    assert_near(gelu_mul(gate_up), gate * (1 + tanh) / 2 * up, dtype)
+    assert_near(gated_mul(gate_up, GELU), gate * (1 + tanh) / 2 * up, dtype)
     if dtype != torch.bfloat16 and d_inner > 1:
         by_erf = gate * torch.special.ndtr(gate) * up  # close, but another function
-        assert (by_erf - gelu_mul(gate_up).double()).abs().max() > 1e-4
+        assert (by_erf - gated_mul(gate_up, GELU).double()).abs().max() > 1e-4
 
 
 @each_case
@@ -489,34 +490,34 @@ def test_soft_cap(chosen: None, dtype: torch.dtype, d: int) -> None:
 
 @each_case
 @pytest.mark.parametrize("d_inner", [1, 17, 64, 300])
-def test_clamped_mul(chosen: None, dtype: torch.dtype, d_inner: int) -> None:
-    gate_up = random(5, 2 * d_inner, dtype=dtype) * 5
+def test_clamped(chosen: None, dtype: torch.dtype, d_inner: int) -> None:
+    clamped, gate_up = Activation("clamped", 6.0, 1.7), random(5, 2 * d_inner, dtype=dtype) * 5
     gate_up[0, 0], gate_up[1, 0], gate_up[2, d_inner], gate_up[3, d_inner] = -200.0, 200.0, 200.0, -200.0
     gate, up = gate_up.double().chunk(2, -1)
     gate, up = gate.where(gate < 6, 6), up.where(up.abs() < 6, 6 * up.sign())
-    assert_near(clamped_mul(gate_up, 6.0, 1.7), (up + 1) * gate / (1 + torch.exp(-1.7 * gate)), dtype)
+    assert_near(gated_mul(gate_up, clamped), (up + 1) * gate / (1 + torch.exp(-1.7 * gate)), dtype)
     for place in (0, d_inner):  # clamping does not hide a NaN
         broken = gate_up.clone()
         broken[4, place] = float("nan")
-        found = clamped_mul(broken, 6.0, 1.7).isnan()
+        found = gated_mul(broken, clamped).isnan()
         assert bool(found[4, 0])
         assert int(found.sum()) == 1
 
 
 @each_case
 @pytest.mark.parametrize("d_inner", [1, 17, 64, 300])
-def test_limited_mul(chosen: None, dtype: torch.dtype, d_inner: int) -> None:
-    gate_up = random(5, 2 * d_inner, dtype=dtype) * 5
+def test_limited(chosen: None, dtype: torch.dtype, d_inner: int) -> None:
+    limited, gate_up = Activation("limited", 3.0), random(5, 2 * d_inner, dtype=dtype) * 5
     gate_up[0, 0], gate_up[1, 0], gate_up[2, d_inner], gate_up[3, d_inner] = -200.0, 200.0, 200.0, -200.0
     gate, up = gate_up.double().chunk(2, -1)
     swish, up = gate / (1 + torch.exp(-gate)), up.where(up.abs() < 3, 3 * up.sign())
-    assert_near(limited_mul(gate_up, 3.0), swish.where(swish < 3, 3) * up, dtype)
+    assert_near(gated_mul(gate_up, limited), swish.where(swish < 3, 3) * up, dtype)
     near = torch.full((1, 2), 3.1, dtype=dtype)  # cut behind silu, which gives 2.966, and not before it
-    assert float(limited_mul(near, 3.0)) == pytest.approx(2.966 * 3, rel=5e-3)
+    assert float(gated_mul(near, limited)) == pytest.approx(2.966 * 3, rel=5e-3)
     for place in (0, d_inner):  # clamping does not hide a NaN
         broken = gate_up.clone()
         broken[4, place] = float("nan")
-        found = limited_mul(broken, 3.0).isnan()
+        found = gated_mul(broken, limited).isnan()
         assert bool(found[4, 0])
         assert int(found.sum()) == 1
 
@@ -536,10 +537,10 @@ def test_sigmoid_mul(chosen: None, dtype: torch.dtype, d: int) -> None:
 
 
 def test_nothing_runs_unselected() -> None:
-    selected = silu_mul.swap_table({})
+    selected = gated_mul.swap_table({})
     with pytest.raises(dispatch.CannotRunError, match=r"call kernels\.select"):
-        silu_mul(torch.zeros(1, 2))
-    silu_mul.swap_table(selected)
+        gated_mul(torch.zeros(1, 2), SILU)
+    gated_mul.swap_table(selected)
 
 
 def test_select_says_what_runs_and_refuses_what_cannot() -> None:

@@ -15,9 +15,10 @@ ABOUT = ("kernels/*.py",)
 RUN = """
 import torch
 from slipstream.kernels.gated import cpu
+from slipstream.kernels.gated.activation import SILU
 for dtype in (torch.float32, torch.bfloat16):
-    cpu.silu_mul(torch.ones(2, 8, dtype=dtype))
-    stats = cpu._silu[dtype].dispatcher.stats
+    cpu.gated_mul(torch.ones(2, 8, dtype=dtype), SILU)
+    stats = cpu._gated[dtype, "silu"].dispatcher.stats
     print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
 """
 

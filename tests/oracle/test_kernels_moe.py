@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from slipstream import kernels
-from slipstream.kernels.gated.op import silu_mul
+from slipstream.kernels.gated.activation import GELU, SILU, Activation
+from slipstream.kernels.gated.op import gated_mul
 from slipstream.kernels.matmul import panels
 from slipstream.kernels.matmul.op import linear, pack
 from slipstream.kernels.moe import op
-from slipstream.kernels.moe.op import Clamped, ExpertBiases, PackedExperts, Routed, Routing
+from slipstream.kernels.moe.op import ExpertBiases, PackedExperts, Routed, Routing
 from tests.oracle.test_kernels import FAST, assert_near, cases, random
 from tests.oracle.test_kernels_width import WIDTHS, assert_rows_alone
 
@@ -89,10 +90,10 @@ def matrices(d_model: int, d_inner: int, dtype: torch.dtype) -> tuple[Tensor, Te
     return gate_up, random(N_EXPERTS, d_model, d_inner, dtype=dtype, seed=2) / d_inner**0.5
 
 
-def gpt_oss(d_model: int, d_inner: int, dtype: torch.dtype) -> tuple[ExpertBiases, Clamped]:
+def gpt_oss(d_model: int, d_inner: int, dtype: torch.dtype) -> tuple[ExpertBiases, Activation]:
     """Biases and activation as that family has them, at a limit that is often reached."""
     biases = (random(N_EXPERTS, n, dtype=dtype, seed=n) for n in (2 * d_inner, d_model))
-    return ExpertBiases(*biases), Clamped(limit=1.5, steepness=1.702)
+    return ExpertBiases(*biases), Activation("clamped", 1.5, 1.702)
 
 
 def some_routed(n_rows: int, top_k: int = 3) -> Routed:
@@ -213,7 +214,7 @@ def test_experts_with_gelu(chosen: None, dtype: torch.dtype, n_rows: int) -> Non
     gates, ups = torch.einsum("rm,eim->rei", x.double(), gate_up.double()).chunk(2, -1)
     inner = torch.nn.functional.gelu(gates, approximate="tanh") * ups
     meant = torch.einsum("re,rem->rm", dense(routed), torch.einsum("rei,emi->rem", inner, down.double()))
-    assert_near(op.experts(x, routed, op.pack_experts(gate_up, down, activation=op.Gelu())), meant, dtype)
+    assert_near(op.experts(x, routed, op.pack_experts(gate_up, down, activation=GELU)), meant, dtype)
 
 
 @each_case
@@ -226,7 +227,7 @@ def test_experts_with_limits(chosen: None, dtype: torch.dtype, n_rows: int) -> N
     assert 0.1 < (swish > limit).double().mean() < 0.5  # often reached
     inner = swish.clamp(max=limit) * ups.clamp(-limit, limit)
     meant = torch.einsum("re,rem->rm", dense(routed), torch.einsum("rei,emi->rem", inner, down.double()))
-    packed = op.pack_experts(gate_up, down, activation=op.Limited(limit=limit))
+    packed = op.pack_experts(gate_up, down, activation=Activation("limited", limit))
     assert_near(op.experts(x, routed, packed), meant, dtype)
 
 
@@ -274,7 +275,7 @@ def test_the_sum_goes_up_by_expert_in_float32_and_is_rounded_once(
     meant = torch.zeros(6, 64)
     for row, (ids, weights) in enumerate(zip(*(part.tolist() for part in routed), strict=True)):
         for expert, weight in zip(ids, weights, strict=True):
-            inner = silu_mul(linear(x[row, None], pack(gate_up[expert])))
+            inner = gated_mul(linear(x[row, None], pack(gate_up[expert])), SILU)
             meant[row] += linear(inner, pack(down[expert]), torch.float32)[0] * weight
     with kernels.use(implementation, "moe"):
         assert torch.equal(op.experts(x, routed, op.pack_experts(gate_up, down)), meant.to(dtype))

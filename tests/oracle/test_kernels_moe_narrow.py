@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from slipstream import kernels
+from slipstream.kernels.gated.activation import SILU, Activation
 from slipstream.kernels.matmul import narrow
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.formats import OF_PAIRS
 from slipstream.kernels.matmul.narrow import NarrowStack
 from slipstream.kernels.matmul.quantized import Quantized, joined
 from slipstream.kernels.moe import cpu, panels
-from slipstream.kernels.moe.op import Activation, Clamped, ExpertBiases, NarrowMatrices, Routed
+from slipstream.kernels.moe.op import ExpertBiases, NarrowMatrices, Routed
 from slipstream.kernels.moe.panels import GatheringExperts, PanelExperts
 from tests.block_data import block_bytes
 from tests.oracle.packed_products import WAYS, take
@@ -54,10 +55,10 @@ def of_codes() -> tuple[list[Quantized], list[Quantized]]:
 
 
 CASES = {
-    "Q4_K and Q6_K": (of_blocks("Q4_K", "Q6_K"), None),
-    "MXFP4, clamped": (of_blocks("MXFP4", "MXFP4"), Clamped(limit=7.0, steepness=1.702)),
-    "int4 and fp8": (of_codes(), None),
-    "some widened": (with_one_that_has_no_record(), None),
+    "Q4_K and Q6_K": (of_blocks("Q4_K", "Q6_K"), SILU),
+    "MXFP4, clamped": (of_blocks("MXFP4", "MXFP4"), Activation("clamped", 7.0, 1.702)),
+    "int4 and fp8": (of_codes(), SILU),
+    "some widened": (with_one_that_has_no_record(), SILU),
 }
 
 
@@ -108,7 +109,7 @@ def test_one_call_has_the_bits_of_a_product_each(
 
 
 def packed_both(
-    gate_ups: list[Quantized], downs: list[Quantized], activation: Activation | None
+    gate_ups: list[Quantized], downs: list[Quantized], activation: Activation
 ) -> tuple[panels.PackedExperts, panels.PackedExperts]:
     matrices = NarrowMatrices(gate_ups), NarrowMatrices(downs)
     return tuple(one.pack_experts(*matrices, biases(), activation) for one in (panels, cpu))  # type: ignore[return-value]
@@ -119,12 +120,12 @@ def test_experts_with_orders_of_their_own_are_multiplied_one_by_one() -> None:
     (gate_ups, downs), _ = CASES["int4 and fp8"]
     orders = [torch.randperm(D_MODEL, generator=torch.Generator().manual_seed(i)) for i in range(N_EXPERTS)]
     turned = [int4(D_MODEL, 128, n_out=2 * D_INNER, order=order) for order in orders]
-    packed, alone = packed_both(list(turned), downs, None)
+    packed, alone = packed_both(list(turned), downs, SILU)
     assert isinstance(packed, GatheringExperts)
     x, rows = torch.randn(3, D_MODEL).to(torch.bfloat16), routed(3)
     assert torch.equal(panels.experts(x, rows, packed), cpu.experts(x, rows, alone))
     assert not torch.equal(
-        panels.experts(x, rows, packed), panels.experts(x, rows, packed_both(gate_ups, downs, None)[0])
+        panels.experts(x, rows, packed), panels.experts(x, rows, packed_both(gate_ups, downs, SILU)[0])
     )
 
 
@@ -134,7 +135,7 @@ def test_experts_that_are_not_multiplied_alike(monkeypatch: pytest.MonkeyPatch) 
     kernels.select("cpu", torch.bfloat16)
     (gate_ups, downs), _ = CASES["int4 and fp8"]
     mixed: list[Quantized] = [*downs[:3], *(int8(D_INNER, 128, n_out=D_MODEL) for _ in downs[3:])]
-    packed, alone = packed_both(gate_ups, mixed, None)
+    packed, alone = packed_both(gate_ups, mixed, SILU)
     assert isinstance(packed, GatheringExperts)
     x, rows = torch.randn(9, D_MODEL).to(torch.bfloat16), routed(9)
     assert torch.equal(panels.experts(x, rows, packed), cpu.experts(x, rows, alone))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ from slipstream.engine.layers.moe import MoE
 from slipstream.engine.models.blueprint import draw
 from slipstream.engine.models.families.step3p5 import LocatedExperts, block
 from slipstream.engine.models.registry import read_model
-from slipstream.kernels.gated.kinds import Limited
+from slipstream.kernels.gated.activation import SILU, Activation
 from tests.checkpoints import N_PROMPT, Oracle, edited, noised_copy, theirs, with_config
 from tests.oracle.feeding import (
     CPU,
@@ -225,7 +226,8 @@ def test_what_a_layer_is_made_of(released: Path) -> None:
         (4, None, "llama3", 8) if kind == FULL else (6, 16, "default", 16)
         for kind in (FULL, SLIDING, SLIDING, SLIDING, FULL, SLIDING, SLIDING, FULL)
     ]
-    limits = [
+    limited = functools.partial(Activation, "limited")
+    activations = [
         (one.ffn.spec.activation, one.ffn.spec.shared and one.ffn.spec.shared.activation)
         if isinstance(one.ffn, LocatedExperts)
         else one.ffn.activation
@@ -233,10 +235,10 @@ def test_what_a_layer_is_made_of(released: Path) -> None:
         else "neither"
         for one in specs
     ]
-    assert limits == [
-        *(None, (Limited(limit=0.5), None), Limited(limit=1.2)),
-        *((None, Limited(limit=0.7)), (Limited(limit=0.8), Limited(limit=1.0))),
-        *(None, Limited(limit=3.0), None),
+    assert activations == [
+        *(SILU, (limited(0.5), SILU), limited(1.2)),
+        *((SILU, limited(0.7)), (limited(0.8), limited(1.0))),
+        *(SILU, limited(3.0), SILU),
     ]
     with pytest.raises(UnsupportedModel, match=r"mtp_layer_types = .*does not say what layer 8 is"):
         block(config, 8)

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from slipstream.kernels.gated.activation import GELU, SILU, Activation
 from slipstream.kernels.moe import reference as plain
-from slipstream.kernels.moe.types import Clamped, ExpertBiases, Gelu, Limited, Routed, Routing
+from slipstream.kernels.moe.types import ExpertBiases, Routed, Routing
 from tests.oracle.interpreted import assert_near
 
 # isort: split
@@ -110,7 +111,7 @@ def test_experts(seed: int, dtype: torch.dtype) -> None:
     if seed % 2:
         biases = ExpertBiases(*(normal(n_experts, n, dtype=dtype, seed=n) for n in (2 * d_inner, d_model)))
         wide_biases = ExpertBiases(*(one.double() for one in biases))
-    activation = (Clamped(limit=0.7, steepness=1.702), Gelu(), Limited(limit=0.3), None)[seed % 4]
+    activation = (Activation("clamped", 0.7, 1.702), GELU, Activation("limited", 0.3), SILU)[seed % 4]
     got = moe.experts(x, routed, moe.pack_experts(gate_up, down, biases, activation))
     # The definition in float64 of the same numbers: unlike in the narrow dtype, it rounds nothing in between.
     wide = Routed(routed.expert_ids, routed.weights.double())

@@ -19,6 +19,7 @@ from tests.oracle.interpreted import assert_near
 
 # isort: split
 from slipstream.kernels.gated import triton as gated
+from slipstream.kernels.gated.activation import GELU, SILU, Activation
 from slipstream.kernels.gated_norm import triton as gated_norm
 from slipstream.kernels.norm import triton as norm
 from slipstream.kernels.norm_rope_write import triton as rope
@@ -82,13 +83,12 @@ def test_gates(seed: int, dtype: torch.dtype) -> None:
     n_rows, d = draw.size(4) - 1, draw.choose.choice([draw.size(40), draw.size(1500)])
     gate_up, x = draw.normal(n_rows, 2 * d), draw.normal(n_rows, d)
     gate_up[:1, :3] = torch.tensor([-300.0, 300.0, 0.0])[: gate_up[:1, :3].shape[1]]
-    assert_near(gated.silu_mul(gate_up), plain_gated.silu_mul(gate_up))
-    assert_near(gated.gelu_mul(gate_up), plain_gated.gelu_mul(gate_up))
-    assert_near(gated.clamped_mul(gate_up, 1.5, 1.7), plain_gated.clamped_mul(gate_up, 1.5, 1.7))
-    assert_near(gated.limited_mul(gate_up, 0.5), plain_gated.limited_mul(gate_up, 0.5))
+    clamped, limited = Activation("clamped", 1.5, 1.7), Activation("limited", 0.5)
+    for activation in (SILU, GELU, clamped, limited):
+        assert_near(gated.gated_mul(gate_up, activation), plain_gated.gated_mul(gate_up, activation))
     broken = torch.full_like(gate_up, torch.nan)  # clamping does not hide it
-    assert bool(gated.limited_mul(broken, 0.5).isnan().all())
-    assert bool(gated.clamped_mul(broken, 1.5, 1.7).isnan().all())
+    assert bool(gated.gated_mul(broken, limited).isnan().all())
+    assert bool(gated.gated_mul(broken, clamped).isnan().all())
     for gate in (draw.normal(n_rows, d), draw.normal(n_rows, 1)):
         assert_near(gated.sigmoid_mul(x, gate), plain_gated.sigmoid_mul(x, gate))
     assert_near(gated.soft_cap(3 * x, 4.0), plain_gated.soft_cap(3 * x, 4.0))
@@ -231,8 +231,8 @@ def test_width_is_not_seen(dtype: torch.dtype) -> None:
         lambda part: gated_norm.gated_norm(heads[part], gates[part, 1:], weight[:37], 1e-6, "silu"), n_rows
     )
     pairs = draw.normal(n_rows, 2 * 45)
-    assert_rows_alone(lambda part: gated.silu_mul(pairs[part]), n_rows)
-    assert_rows_alone(lambda part: gated.limited_mul(pairs[part], 0.5), n_rows)
+    assert_rows_alone(lambda part: gated.gated_mul(pairs[part], SILU), n_rows)
+    assert_rows_alone(lambda part: gated.gated_mul(pairs[part], Activation("limited", 0.5)), n_rows)
     assert_rows_alone(lambda part: gated.sigmoid_mul(x[part], residual[part, :1]), n_rows)
 
 

@@ -30,13 +30,14 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from slipstream.kernels.gated import triton as gated
+from slipstream.kernels.gated.activation import GELU, SILU, Activation
 from slipstream.kernels.gated_delta.spans import RecurrentRows
 from slipstream.kernels.gated_norm import triton as gated_norm
 from slipstream.kernels.matmul import triton as matmul
 from slipstream.kernels.mla import triton as mla
 from slipstream.kernels.mla.latent_types import LatentNorm, LatentRope
 from slipstream.kernels.moe import triton as moe
-from slipstream.kernels.moe.types import Clamped, ExpertBiases, Gelu, Limited, Routed, Routing
+from slipstream.kernels.moe.types import ExpertBiases, Routed, Routing
 from slipstream.kernels.norm import triton as norm
 from slipstream.kernels.norm_rope_write import triton as norm_rope_write
 from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope
@@ -108,10 +109,10 @@ def run_norm_rope_write(dtype: torch.dtype) -> None:
 
 
 def run_gates(dtype: torch.dtype) -> None:
-    gated.silu_mul(none_of(dtype, N_ROWS, 2 * 17408))
-    gated.gelu_mul(none_of(dtype, N_ROWS, 2 * 10240))
-    gated.clamped_mul(none_of(dtype, N_ROWS, 2 * 2880), 7.0, 1.702)
-    gated.limited_mul(none_of(dtype, N_ROWS, 2 * 1280), 16.0)
+    gated.gated_mul(none_of(dtype, N_ROWS, 2 * 17408), SILU)
+    gated.gated_mul(none_of(dtype, N_ROWS, 2 * 10240), GELU)
+    gated.gated_mul(none_of(dtype, N_ROWS, 2 * 2880), Activation("clamped", 7.0, 1.702))
+    gated.gated_mul(none_of(dtype, N_ROWS, 2 * 1280), Activation("limited", 16.0))
     gated.soft_cap(none_of(torch.float32, N_ROWS, 262_144), 30.0)
     gated.sigmoid_mul(none_of(dtype, N_ROWS, 6144), none_of(dtype, N_ROWS, 6144))
     gated.sigmoid_mul(none_of(dtype, N_ROWS, 6144), none_of(dtype, N_ROWS, 1))
@@ -143,19 +144,17 @@ def run_experts(dtype: torch.dtype) -> None:
     routed = Routed(none_of(torch.int32, N_ROWS, 8), none_of(torch.float32, N_ROWS, 8))
     packed = moe.pack_experts(none_of(dtype, 128, 2 * 768, 2048), none_of(dtype, 128, 2048, 768))
     moe.experts(none_of(dtype, N_ROWS, 2048), routed, packed)
-    packed = moe.pack_experts(
-        none_of(dtype, 128, 2 * 704, 2816), none_of(dtype, 128, 2816, 704), None, Gelu()
-    )
+    packed = moe.pack_experts(none_of(dtype, 128, 2 * 704, 2816), none_of(dtype, 128, 2816, 704), None, GELU)
     moe.experts(none_of(dtype, N_ROWS, 2816), routed, packed)
     matrices = none_of(dtype, 32, 2 * 2880, 2880), none_of(dtype, 32, 2880, 2880)
     biases = ExpertBiases(none_of(dtype, 32, 2 * 2880), none_of(dtype, 32, 2880))
-    packed = moe.pack_experts(*matrices, biases, Clamped(limit=7.0, steepness=1.702))
+    packed = moe.pack_experts(*matrices, biases, Activation("clamped", 7.0, 1.702))
     moe.experts(none_of(dtype, N_ROWS, 2880), routed, packed)
     moe.route(
         none_of(dtype, N_ROWS, 288), Routing(top_k=8, scores="sigmoid", normed=True, scale=3.0, bias=bias)
     )
     packed = moe.pack_experts(
-        none_of(dtype, 288, 2 * 1280, 4096), none_of(dtype, 288, 4096, 1280), None, Limited(limit=7.0)
+        none_of(dtype, 288, 2 * 1280, 4096), none_of(dtype, 288, 4096, 1280), None, Activation("limited", 7.0)
     )
     moe.experts(none_of(dtype, N_ROWS, 4096), routed, packed)
 

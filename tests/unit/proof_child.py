@@ -1,6 +1,6 @@
 """A process for proofs in which faults are planted: `-m tests.unit.proof_child FAULT FD THREADS`.
 
-The faults are in the CPU's `silu_mul`, of the operator `gated`, or in its products with weights in blocks.
+The faults are in the CPU's `gated_mul`, of the operator `gated`, or in its products with weights in blocks.
 """
 
 from __future__ import annotations
@@ -16,45 +16,46 @@ from torch import Tensor
 
 from slipstream.kernels.dispatch import CannotRunError
 from slipstream.kernels.gated import cpu
+from slipstream.kernels.gated.activation import Activation
 from slipstream.kernels.matmul import panels
 from slipstream.kernels.matmul.narrow import NarrowWeight
 from slipstream.kernels.proof import child
 
-right, right_linear = cpu.silu_mul, panels.linear
+right, right_linear = cpu.gated_mul, panels.linear
 
 
-def raises(_: Tensor) -> Tensor:
+def raises(_: Tensor, __: Activation) -> Tensor:
     raise ValueError("a fault that was put in")
 
 
-def has_no_memory(_: Tensor) -> Tensor:
+def has_no_memory(_: Tensor, __: Activation) -> Tensor:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
-def loses_the_device(_: Tensor) -> Tensor:
+def loses_the_device(_: Tensor, __: Activation) -> Tensor:
     raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
 
-def gives_nan(x: Tensor) -> Tensor:
-    out = right(x)
+def gives_nan(x: Tensor, activation: Activation) -> Tensor:
+    out = right(x, activation)
     out[-1, 0] = torch.nan
     return out
 
 
-def is_imprecise(x: Tensor) -> Tensor:
-    return right(x) * 1.02
+def is_imprecise(x: Tensor, activation: Activation) -> Tensor:
+    return right(x, activation) * 1.02
 
 
-def has_other_bits_at_width_3(x: Tensor) -> Tensor:
-    out = right(x)
+def has_other_bits_at_width_3(x: Tensor, activation: Activation) -> Tensor:
+    out = right(x, activation)
     return torch.nextafter(out, out + 1) if len(x) == 3 else out
 
 
-def ends_the_process(_: Tensor) -> Tensor:
+def ends_the_process(_: Tensor, __: Activation) -> Tensor:
     os.abort()
 
 
-def hangs(_: Tensor) -> Tensor:
+def hangs(_: Tensor, __: Activation) -> Tensor:
     time.sleep(600)
     raise TimeoutError
 
@@ -68,7 +69,7 @@ def scales_blocks_wrongly(x: Tensor, packed: Any, out_dtype: torch.dtype | None 
     return out * 1.02 if isinstance(packed, NarrowWeight) else out
 
 
-FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
+FAULTS: dict[str, Callable[[Tensor, Activation], Tensor]] = {
     one.__name__: one
     for one in (
         *(raises, has_no_memory, loses_the_device, gives_nan, is_imprecise, has_other_bits_at_width_3),
@@ -83,7 +84,7 @@ def plant(fault: str) -> None:
     elif fault == scales_blocks_wrongly.__name__:
         panels.linear = scales_blocks_wrongly
     else:
-        cpu.silu_mul = FAULTS[fault]  # type: ignore[assignment]
+        cpu.gated_mul = FAULTS[fault]  # type: ignore[assignment]
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ def test_every_operator_has_cases() -> None:
     "fault", [one for one in FOUND if one not in ("ends_the_process", "does_not_compile")]
 )
 def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gated, "silu_mul", proof_child.FAULTS[fault])
+    monkeypatch.setattr(gated, "gated_mul", proof_child.FAULTS[fault])
     if fault == "loses_the_device":
         with pytest.raises(torch.AcceleratorError):
             problem("gated", "cpu", CPU, NARROW)

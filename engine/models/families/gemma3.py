@@ -15,7 +15,7 @@ from slipstream.engine.layers.norm import SANDWICH_NORMS, NormSpec
 from slipstream.engine.layers.rope import RopeSpec
 from slipstream.engine.models.reading.config import SLIDING, ModelConfig
 from slipstream.engine.models.reading.rotation import read_rope
-from slipstream.kernels.gated.kinds import Gelu
+from slipstream.kernels.gated.activation import GELU
 
 # Config keys that other families must refuse.
 UNDERSTOOD = ("layer_types", "hidden_act", "hidden_activation", "query_pre_attn_scalar")
@@ -42,7 +42,7 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec
     if fields.flag("use_bidirectional_attention", default=False):
         raise fields.refuse("use_bidirectional_attention", "not supported")
     scale = fields.positive("query_pre_attn_scalar", 256.0) ** -0.5
-    sliding, mlp = sliding_rope(config), MLPSpec(config.d_model, config.d_ffn, activation=Gelu())
+    sliding, mlp = sliding_rope(config), MLPSpec(config.d_model, config.d_ffn, activation=GELU)
 
     def attention(window: int | None) -> AttentionSpec:
         return config.attention(

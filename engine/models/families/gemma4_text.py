@@ -20,7 +20,8 @@ from slipstream.engine.layers.shared_attention import SharedAttentionSpec
 from slipstream.engine.models.reading.config import FULL, SLIDING, ModelConfig
 from slipstream.engine.models.reading.fields import Fields
 from slipstream.engine.models.reading.rotation import read_rope
-from slipstream.kernels.moe.op import Gelu, Routing
+from slipstream.kernels.gated.activation import GELU
+from slipstream.kernels.moe.op import Routing
 
 # Config keys that other families must refuse.
 UNDERSTOOD = ("layer_types", "hidden_act", "hidden_activation", "final_logit_softcapping", "num_experts")
@@ -64,7 +65,7 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec
         own = full if window is None else sliding
         mixer: MixerSpec = own if source is None else SharedAttentionSpec(own, source)
         width = config.d_ffn * (2 if is_double and source is not None else 1)
-        dense = MLPSpec(config.d_model, width, activation=Gelu())
+        dense = MLPSpec(config.d_model, width, activation=GELU)
         if moe is None:
             blocks.append(BlockSpec(mixer, dense, SANDWICH_NORMS, end))
         else:
@@ -93,7 +94,7 @@ def read_experts(config: ModelConfig) -> MoESpec:
         d_ffn=fields.count("moe_intermediate_size"),
         n_experts=n_experts,
         routing=Routing(top_k=top_k, scores="softmax", normed=True),
-        activation=Gelu(),
+        activation=GELU,
     )
 
 

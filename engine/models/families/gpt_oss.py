@@ -14,10 +14,10 @@ from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec
 from slipstream.engine.layers.moe import MoESpec, load_stack
 from slipstream.engine.layers.norm import NormSpec
 from slipstream.engine.models.reading.config import ModelConfig
+from slipstream.kernels.gated.activation import Activation
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.quantized import widened
 from slipstream.kernels.moe.op import (
-    Clamped,
     ExpertBiases,
     ExpertMatrices,
     NarrowMatrices,
@@ -52,9 +52,7 @@ def read_experts(config: ModelConfig) -> MoESpec:
     """The mixture of experts. Raises `UnsupportedModel` naming key and value."""
     fields = config.fields
     n_experts, top_k = fields.experts("num_local_experts", "num_experts_per_tok")
-    clamped = Clamped(
-        limit=fields.positive("swiglu_limit", 7.0), steepness=fields.positive("swiglu_alpha", 1.702)
-    )
+    limit, steepness = fields.positive("swiglu_limit", 7.0), fields.positive("swiglu_alpha", 1.702)
     return MoESpec(
         d_model=config.d_model,
         d_ffn=config.d_ffn,
@@ -63,7 +61,7 @@ def read_experts(config: ModelConfig) -> MoESpec:
         routing=Routing(top_k=top_k, scores="softmax", normed=True),
         router="router",
         router_bias=True,
-        activation=clamped,
+        activation=Activation("clamped", limit, steepness),
         load_experts=load_experts,
     )
 

@@ -22,7 +22,7 @@ from slipstream.engine.models.families.step_keys import MTP, per_layer
 from slipstream.engine.models.reading.config import FULL, SLIDING, ModelConfig
 from slipstream.engine.models.reading.fields import Fields
 from slipstream.engine.models.reading.rotation import read_rope
-from slipstream.kernels.gated.kinds import Limited
+from slipstream.kernels.gated.activation import SILU, Activation
 from slipstream.kernels.moe.op import Routing
 
 # Config keys that other families must refuse.
@@ -103,13 +103,13 @@ def read_attention(config: ModelConfig, kind: str) -> AttentionSpec:
 
 def read_feed_forward(config: ModelConfig, kind: str, i: int) -> FeedForwardSpec:
     """The feed-forward part of layer i, which is dense or has experts."""
-    of_all = read_limit(config.fields, "swiglu_limits_shared", i)
+    of_all = read_activation(config.fields, "swiglu_limits_shared", i)
     if kind == DENSE:
         return MLPSpec(config.d_model, config.d_ffn, activation=of_all)
     shared = SharedSpec(
         name="shared_experts", d_ffn=config.fields.count("share_expert_dim"), activation=of_all
     )
-    of_experts = read_limit(config.fields, "swiglu_limits", i)
+    of_experts = read_activation(config.fields, "swiglu_limits", i)
     return LocatedExperts(replace(read_experts(config), shared=shared, activation=of_experts))
 
 
@@ -128,15 +128,15 @@ def read_experts(config: ModelConfig) -> MoESpec:
     )
 
 
-def read_limit(fields: Fields, key: str, i: int) -> Limited | None:
-    """Where the activation of layer i is cut; 0 and null, and layers that a list does not reach: nowhere."""
+def read_activation(fields: Fields, key: str, i: int) -> Activation:
+    """The activation of layer i, cut at a limit; 0 and null, and layers that a list does not reach: plain silu."""
     limits = per_layer(fields, key) if fields.has(key) else []
     for one in limits:
         is_number = isinstance(one, int | float) and not isinstance(one, bool)
         if one is not None and not (is_number and 0 <= one < math.inf):
             raise fields.refuse(key, "must be numbers of at least 0, or null")
     limit = limits[i] if i < len(limits) else None
-    return Limited(limit=float(limit)) if limit else None
+    return Activation("limited", float(limit)) if limit else SILU
 
 
 @dataclass(frozen=True, slots=True)

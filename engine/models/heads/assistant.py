@@ -48,9 +48,9 @@ from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.config import ModelConfig, read_config
 from slipstream.engine.models.reading.documents import read_documents
 from slipstream.engine.models.reading.fields import MOST_PARTS, Fields
+from slipstream.kernels.gated.activation import GELU
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.op import Packed, linear, take_rows
-from slipstream.kernels.moe.op import Gelu
 
 ARCHITECTURES = ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
 CLUSTERS, ORDER = "masked_embedding.centroids", "masked_embedding.token_ordering"
@@ -221,7 +221,7 @@ def block_spec(config: ModelConfig, norm: NormSpec, window: int | None, source: 
     """A block whose rows lie at the last position before the newest token, and see what that token's row will."""
     heads = gemma4_text.read_attention(config, norm, window)
     seen = replace(heads, window=None if window is None else window - 1)
-    ffn, end = MLPSpec(config.d_model, config.d_ffn, activation=Gelu()), BlockEndSpec(config.d_model, 0, norm)
+    ffn, end = MLPSpec(config.d_model, config.d_ffn, activation=GELU), BlockEndSpec(config.d_model, 0, norm)
     return BlockSpec(SharedAttentionSpec(seen, source), ffn, SANDWICH_NORMS, end)
 
 
