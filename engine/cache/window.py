@@ -48,6 +48,11 @@ class WindowPages:
         """Pages that the slot keeps from others."""
         return len(self._held[slot].ids)
 
+    @property
+    def n_feedable(self) -> int:
+        """Tokens of a slot that can always be fed at once: half of its share, the rest is for its window and drafts."""
+        return len(self.pool.pages) // (2 * len(self._held)) * self._size
+
     def n_adoptable(self, keys: Sequence[bytes]) -> int:
         """Full pages of the longest prefix whose window lives, maybe 0. keys: as for `adopt`."""
         n_pages, gap = 0, -1  # gap: the last page so far that is gone

@@ -44,6 +44,7 @@ class Stage:
     head: Mtp
     target: Network
     oracle: Oracle
+    n_window_pages: int = 64  # of the head
     worst: float = 0.0
     n_compared: int = 0
     slots: list[Slot] = field(default_factory=list)
@@ -51,9 +52,12 @@ class Stage:
     def __post_init__(self) -> None:
         stores = {
             name: Store(
-                needs, Sizes(n_slots=4, n_pages=64, page_size=PAGE, n_window_pages=64), torch.float32, CPU
+                needs, Sizes(n_slots=4, n_pages=64, page_size=PAGE, n_window_pages=n), torch.float32, CPU
             )
-            for name, needs in (("target", self.target.needs), (NAME, self.head.needs))
+            for name, needs, n in (
+                ("target", self.target.needs, 64),
+                (NAME, self.head.needs, self.n_window_pages),
+            )
         }
         for tensor in (t for layer in stores[NAME].layers for t in (layer.keys, layer.values)):
             tensor.fill_(float("nan"))  # what nobody wrote must not be read

@@ -20,7 +20,7 @@ from slipstream.engine.models.network import Network
 from slipstream.engine.models.registry import load_network, read_model
 from tests import head_checkpoints as made
 from tests.checkpoints import with_config
-from tests.oracle.head_rounds import CPU, N_CTX, VOCAB, text
+from tests.oracle.head_rounds import CPU, N_CTX, PAGE, VOCAB, text
 from tests.oracle.lab import Bench, Folders, Lab, play
 from tests.oracle.lossless import SAMPLINGS, benches, demo_cases, disturbed
 from tests.oracle.mtp_stage import NAME, Stage
@@ -90,6 +90,21 @@ def test_guesses_are_those_of_the_familys_definition(
     stage.accept({long.id: 7, short.id: 3})
     stage.go_on(rng, monkeypatch)
     assert stage.n_compared > 40
+    assert stage.worst < 1e-5
+
+
+@pytest.mark.parametrize(("family", "recycled"), [("mimo", "target"), ("step", "raw")])
+def test_of_a_prompt_that_takes_more_pages_than_there_are_the_end_is_fed(
+    make: Callable[..., Made], family: str, recycled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make(family, recycled)
+    head = load_mtp(made.write(tmp_path, one.tensors, None), one.target, N_CTX)
+    stage = Stage(head, one.target, one.oracle, n_window_pages=N_CTX // PAGE)
+    other, slot = stage.add(text(1, 40)), stage.add(text(2, N_CTX - 10))
+    for one_slot, n_drafts in ((other, 1), (slot, 5)):
+        stage.accept({one_slot.id: len(one_slot.tokens) - 1})
+        assert len(stage.draft({one_slot.id: n_drafts}, monkeypatch)[one_slot.id]) == n_drafts
+    assert stage.cache.start(slot.id, NAME) > 0
     assert stage.worst < 1e-5
 
 

@@ -25,7 +25,7 @@ class Backlog:
     def __init__(
         self, name: str, taps: tuple[int, ...], cache: Cache, n_context: int, n_behind: int = 0
     ) -> None:
-        """n_context: tokens before a guess that are fed at least, if there are so many.
+        """n_context: tokens before a guess that are fed at least, if there are so many, and pages of windows for them.
 
         n_behind: rows at a sequence's end that not all layers have yet. They count as scratch, and the store's length
         is that of the shortest layer: a prefix is shared as far as all layers have it.
@@ -36,6 +36,8 @@ class Backlog:
         self._n_behind = n_behind
         # States kept of a slot: from wherever it begins, a context has a page border before it.
         self._room = n_context + cache.page_size - 1
+        if self.store.windows is not None:  # what cannot be fed at once would never be fed
+            self._room = min(self._room, self.store.windows.n_feedable)
         self._noted: dict[int, range] = {}  # by slot id, the positions whose states are kept
         # Per tap [n_slots * room, d_target]: the state at position p of slot i is row i * room + p % room.
         self._states: list[Tensor] = []
