@@ -52,14 +52,14 @@ class ModelSettings:
     )
     dtype: str = setting(
         "auto",
-        "arithmetic type of the weights; auto takes the checkpoint's",
+        "arithmetic type of the weights; auto takes the checkpoint's, for float16 on a CPU bfloat16",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     exact: bool = setting(
         default=False,
         meaning="do not start unless every operator, and every sum over ranks, gives a row the same bits whatever is"
         " computed beside it, so that a seed's text is the same at any load, with any drafts; on the CPU this is so"
-        " without asking",
+        " without asking, but with --dtype float16",
     )
     round_activations: bool = setting(
         default=False,

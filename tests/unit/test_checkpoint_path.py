@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,12 +11,20 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+import torch
 from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
 from huggingface_hub.utils import filter_repo_objects
 
 from slipstream.engine.errors import LoadError
+from slipstream.engine.models.registry import read_model
 from slipstream.engine.naming import is_gguf
-from slipstream.engine.service.start.checkpoint_path import chosen_file, local_checkpoint, model_name
+from slipstream.engine.service.start.checkpoint_path import (
+    chosen_file,
+    local_checkpoint,
+    model_name,
+    run_dtype,
+)
+from tests.process import ROOT
 
 LISTED = (
     *("README.md", "config.json", "mmproj-model-f16.gguf", "model-Q4_K_M.gguf", "model-UD-Q4_K_M.gguf"),
@@ -317,3 +326,18 @@ def test_folders_have_the_names_that_are_given(tmp_path: Path, monkeypatch: pyte
     for given, name in ((".", "c0ffee"), ("../my-model/", "my-model"), (str(tmp_path / "\udcff"), "\ufffd")):
         path = local_checkpoint(given)
         assert model_name(path, given) == name
+
+
+@pytest.mark.parametrize(
+    ("stored", "setting", "device", "runs"),
+    [
+        (torch.float16, "auto", "cpu", torch.bfloat16),
+        (torch.float16, "float16", "cpu", torch.float16),
+        (torch.float16, "auto", "cuda", torch.float16),
+        (torch.float32, "auto", "cpu", torch.float32),
+    ],
+)
+def test_what_a_checkpoint_runs_in(stored: torch.dtype, setting: str, device: str, runs: torch.dtype) -> None:
+    """Not in float16 on a CPU unless it is asked for: no operator of the CPU's own takes it."""
+    config = replace(read_model(ROOT / "demo" / "target"), dtype=stored)
+    assert run_dtype(config, setting, torch.device(device)) is runs

@@ -192,6 +192,12 @@ def model_name(path: Path, given: str) -> str:
     return as_text(os.path.basename(os.path.abspath(given)) if os.path.isdir(given) else given)
 
 
-def run_dtype(config: ModelConfig, setting: str) -> torch.dtype:
-    """The dtype a network runs in: the setting's, or the checkpoint's."""
-    return config.dtype if setting == "auto" else DTYPES[setting]
+def run_dtype(config: ModelConfig, setting: str, device: torch.device) -> torch.dtype:
+    """The dtype a network runs in: the setting's, or the checkpoint's.
+
+    float16 is bfloat16 on CPUs, whose operators have none of it: torch's own are slow, and a row's bits depend there on
+    the rows beside it.
+    """
+    if setting != "auto":
+        return DTYPES[setting]
+    return torch.bfloat16 if device.type == "cpu" and config.dtype is torch.float16 else config.dtype

@@ -254,7 +254,8 @@ def _log_ready(info: ModelInfo) -> None:
 def _checkpoint(name: str, device: str, dtype: str, setting: str = "device") -> Checkpoint:
     path = local_checkpoint(name)
     config = read_model(path)
-    return Checkpoint(path, config, _device(device, setting), run_dtype(config, dtype))
+    where = _device(device, setting)
+    return Checkpoint(path, config, where, run_dtype(config, dtype, where))
 
 
 def _draft_checkpoint(source: DraftSource, target: Checkpoint, settings: Settings) -> Checkpoint:

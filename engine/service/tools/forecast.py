@@ -250,12 +250,12 @@ def _networks(settings: Settings) -> tuple[dict[str, Checkpoint], tuple[str, ...
     path = _path(settings.model)
     config = read_model(path)
     n_ranks = settings.tensor_parallel_size
-    target = Checkpoint(path, config, CUDA, run_dtype(config, settings.dtype), n_ranks)
+    target = Checkpoint(path, config, CUDA, run_dtype(config, settings.dtype, CUDA), n_ranks)
     if settings.model_draft is not None:
         types = drafter_types(settings, MODEL)
         path = _path(settings.model_draft)
         config = _read_draft(path)
-        draft = Checkpoint(path, config, CUDA, run_dtype(config, settings.dtype))
+        draft = Checkpoint(path, config, CUDA, run_dtype(config, settings.dtype, CUDA))
         return {forward.STORE: target, draft_model.STORE: draft}, types
     n_mtp = _mtp_layers(path, config)
     types = drafter_types(settings, MTP if n_mtp else None)
