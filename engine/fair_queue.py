@@ -26,11 +26,6 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return sum(map(len, self._items.values()))
 
-    @property
-    def owners(self) -> list[str]:
-        """Those with an item."""
-        return list(self._items)
-
     def add(self, owner: str, item: T) -> None:
         self._n_added += 1
         self._items.setdefault(owner, deque()).append((self._n_added, item))
@@ -52,29 +47,20 @@ class FairQueue(Generic[T]):
         )
         self._n_turns += 1
         self._served[owner] = self._n_turns
-        return self._drop(owner, ready[owner])
+        one = self._items[owner][ready[owner]]
+        self._remove(owner, one)
+        return one[1]
 
-    def first(self, owner: str) -> T | None:
-        """The owner's oldest item, if it has any."""
-        items = self._items.get(owner)
-        return items[0][1] if items else None
+    def drop(self, is_unwanted: Callable[[T], bool]) -> list[T]:
+        """Some items leave, and it was no turn."""
+        unwanted = [
+            (owner, one) for owner, items in self._items.items() for one in items if is_unwanted(one[1])
+        ]
+        for owner, one in unwanted:
+            self._remove(owner, one)
+        return [item for _, (_, item) in unwanted]
 
-    def drop_first(self, owner: str) -> T:
-        """The owner's oldest item leaves, and it was no turn."""
-        return self._drop(owner, 0)
-
-    def _drop(self, owner: str, place: int) -> T:
-        items = self._items[owner]
-        _, item = items[place]
-        del items[place]
-        if not items:
+    def _remove(self, owner: str, one: tuple[int, T]) -> None:
+        self._items[owner].remove(one)
+        if not self._items[owner]:
             del self._items[owner]
-        return item
-
-    def drop(self, is_unwanted: Callable[[T], bool]) -> None:
-        """Forget some items."""
-        kept = {
-            owner: deque(one for one in items if not is_unwanted(one[1]))
-            for owner, items in self._items.items()
-        }
-        self._items = {owner: items for owner, items in kept.items() if items}

@@ -109,6 +109,7 @@ class SlotStats:
     """What a request did, for its timings and counters. Times are those of the engine's clock."""
 
     admitted_s: float = 0.0
+    queued_s: float = 0.0
     started_s: float = 0.0
     first_token_s: float = 0.0
     last_token_s: float = 0.0
@@ -138,7 +139,7 @@ class SlotStats:
 class Slot:
     """One lane of the engine with the request it serves."""
 
-    id: int
+    id: int  # -1: the request waits for a free one
     request: Request
     tokens: list[int]
     n_prompt: int

@@ -20,7 +20,7 @@ from slipstream.engine.core.clock import Clock
 from slipstream.engine.core.finish import broken, done, echo, keep, progress, unsent
 from slipstream.engine.core.flight import Flight
 from slipstream.engine.core.plan import Place, Work
-from slipstream.engine.core.queue import NewSlot, Queued, Waiting
+from slipstream.engine.core.queue import Waiting
 from slipstream.engine.core.seats import Seats
 from slipstream.engine.core.warm import ENOUGH_S, warm_up
 from slipstream.engine.device_loss import raise_if_lost
@@ -82,12 +82,12 @@ class Engine:
         """Whether a step would do anything."""
         return bool(self.seats)
 
-    def add(self, request_id: str, new_slot: NewSlot, owner: str = "", slot_id: int | None = None) -> None:
+    def add(self, slot: Slot) -> None:
         """Queue a request. Free slots go to the owners in turn, to each owner's requests in order of arrival.
 
-        slot_id: the only slot that it may have; it waits for that, and holds up no other request.
+        One that wants a certain slot (`Request.slot`) waits for that, and holds up no other.
         """
-        self.seats.waiting.add(owner, Queued(request_id, new_slot, self.now(), slot_id))
+        self.seats.waiting.add(slot, self.now())
 
     def cancel(self, request_id: str) -> None:
         """Forget a request wherever it is. Unknown ids are requests that have just ended."""
@@ -100,7 +100,7 @@ class Engine:
         events: list[tuple[str, Event]] = []
         for slot in self.seats.of(request_id):
             if slot.n_decoded >= max(1, slot.n_emitted):
-                with self.seats.guard(request_id, slot):
+                with self.seats.guard(slot):
                     events.append((request_id, self._done(slot, Ending.ENOUGH)))
                     self._free(slot)
         return events + self._failures()
@@ -250,7 +250,7 @@ class Engine:
         endings: dict[Slot, Ending] = {}
         for one, outcome in outcomes:
             slot = one.slot
-            with self.seats.guard(slot.request.id, slot):
+            with self.seats.guard(slot):
                 if isinstance(outcome, EngineError):
                     raise outcome
                 told, ending = self._keep(one, outcome, coming)
@@ -266,7 +266,7 @@ class Engine:
         self.clock.lap("learn")
         over: list[Slot] = []
         for slot in (one.slot for one in kept):
-            with self.seats.guard(slot.request.id, slot):
+            with self.seats.guard(slot):
                 self._cache.publish(slot.id, slot.tokens, slot.n_prompt)
                 if slot in endings:
                     events.append((slot.request.id, self._done(slot, endings[slot])))
@@ -303,7 +303,7 @@ class Engine:
         for slot in [*self.seats.running]:
             if slot.ended is None:
                 continue
-            with self.seats.guard(slot.request.id, slot):
+            with self.seats.guard(slot):
                 events.append((slot.request.id, self._done(slot, slot.ended)))
                 self._free(slot)
         return events

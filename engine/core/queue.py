@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from slipstream.engine.errors import EngineError, Overloaded, TimedOut
 from slipstream.engine.fair_queue import FairQueue
 from slipstream.engine.slot import Slot
-
-NewSlot = Callable[[int], Slot]  # a waiting request: makes its slot state when it is given a slot id
-
-
-@dataclass(frozen=True, slots=True)
-class Queued:
-    """A request without a slot."""
-
-    id: str
-    new_slot: NewSlot
-    since_s: float  # on the engine's clock
-    slot_id: int | None = None  # the only slot that it may have
 
 
 class Waiting:
@@ -27,47 +14,39 @@ class Waiting:
 
     def __init__(self, queue_s: float = 0.0, request_s: float = 0.0) -> None:
         self.queue_s, self.request_s = queue_s, request_s
-        self._requests: FairQueue[Queued] = FairQueue()
+        self._slots: FairQueue[Slot] = FairQueue()
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._slots)
 
-    def add(self, owner: str, queued: Queued) -> None:
-        self._requests.add(owner, queued)
+    def add(self, slot: Slot, now_s: float) -> None:
+        slot.stats.queued_s = now_s
+        self._slots.add(slot.request.owner, slot)
 
-    def pop(self, held: Mapping[str, int], free: Sequence[int]) -> Queued | None:
+    def pop(self, held: Mapping[str, int], free: Sequence[int]) -> Slot | None:
         """The next request for one of the free slots leaves the queue; None: all wait for other slots.
 
         held: how many slots each owner has.
         """
         try:
-            return self._requests.pop(held, lambda one: one.slot_id is None or one.slot_id in free)
+            return self._slots.pop(held, lambda one: one.request.slot is None or one.request.slot in free)
         except ValueError:
             return None
 
     def remove(self, request_id: str) -> None:
         """Forget a request; unknown ids have left already."""
-        self._requests.drop(lambda one: one.id == request_id)
+        self._slots.drop(lambda one: one.request.id == request_id)
 
     def expired(self, now_s: float) -> list[tuple[str, EngineError]]:
         """Requests that have waited too long leave the queue, each with the error it ends with."""
-        found: list[tuple[str, EngineError]] = []
-        for owner in self._requests.owners:
-            while first := self._requests.first(owner):
-                error = self._error(now_s - first.since_s)
-                if error is None:
-                    break
-                found.append((self._requests.drop_first(owner).id, error))
-        return found
+        if not self.queue_s and not self.request_s:
+            return []
+        late = self._slots.drop(lambda one: self.is_late(one, now_s))
+        found: list[tuple[str, EngineError]] = [(one.request.id, TimedOut(self.request_s)) for one in late]
+        reason = f"no slot became free within {self.queue_s:g} s; --max-queue-wait sets the limit"
+        late = self._slots.drop(lambda one: bool(self.queue_s) and now_s - one.stats.queued_s > self.queue_s)
+        return found + [(one.request.id, Overloaded(reason, self.queue_s)) for one in late]
 
-    def _error(self, waited_s: float) -> EngineError | None:
-        if self.is_late(waited_s):
-            return TimedOut(self.request_s)
-        if self.queue_s and waited_s > self.queue_s:
-            reason = f"no slot became free within {self.queue_s:g} s; --max-queue-wait sets the limit"
-            return Overloaded(reason, self.queue_s)
-        return None
-
-    def is_late(self, seconds: float) -> bool:
-        """Whether a request may not take that long in all."""
-        return bool(self.request_s) and seconds > self.request_s
+    def is_late(self, slot: Slot, now_s: float) -> bool:
+        """Whether a request has taken longer than it may, counted from its arrival."""
+        return bool(self.request_s) and now_s - slot.stats.admitted_s > self.request_s

@@ -27,12 +27,10 @@ log = logging.getLogger(__name__)
 class _Guard:
     """Notes what goes wrong inside. A class, not a generator: every slot passes two a step."""
 
-    __slots__ = ("_failed", "_request_id", "_slot")
+    __slots__ = ("_failed", "_slot")
 
-    def __init__(
-        self, failed: list[tuple[str, Slot | None, EngineError]], request_id: str, slot: Slot | None
-    ) -> None:
-        self._failed, self._request_id, self._slot = failed, request_id, slot
+    def __init__(self, failed: list[tuple[Slot, EngineError]], slot: Slot) -> None:
+        self._failed, self._slot = failed, slot
 
     def __enter__(self) -> None:
         pass
@@ -45,7 +43,7 @@ class _Guard:
             fault = StepFailed("the engine failed for this request alone")
             fault.__cause__ = error
             error = fault
-        self._failed.append((self._request_id, self._slot, error))
+        self._failed.append((self._slot, error))
         return True
 
 
@@ -66,7 +64,7 @@ class Seats:
         self.remembered = Remembered(cache, self.slots)
         self.n_moves = 0  # times that a request entered or left a slot
         self.n_preempted = 0
-        self._failed: list[tuple[str, Slot | None, EngineError]] = []  # since `failures` was asked last
+        self._failed: list[tuple[Slot, EngineError]] = []  # since `failures` was asked last
 
     def __bool__(self) -> bool:
         """Whether there is any request."""
@@ -81,17 +79,17 @@ class Seats:
         now = self._now()
         ended = self.waiting.expired(now)
         for slot in (*self.running, *self.preempted):
-            if self.waiting.is_late(now - slot.stats.admitted_s):
+            if self.waiting.is_late(slot, now):
                 self.free(slot)
                 ended.append((slot.request.id, TimedOut(self.waiting.request_s)))
         return ended
 
-    def guard(self, request_id: str, slot: Slot | None) -> _Guard:
+    def guard(self, slot: Slot) -> _Guard:
         """What is done for one request alone. If it raises, this request ends (`failures`), and no other.
 
-        slot: the request's, if it has one. Raises `DeviceLost`.
+        Raises `DeviceLost`.
         """
-        return _Guard(self._failed, request_id, slot)
+        return _Guard(self._failed, slot)
 
     def failures(self) -> list[tuple[str, EngineError]]:
         """End the requests that failed, each with the error it ends with and, if that is our fault, a line in the log.
@@ -101,16 +99,15 @@ class Seats:
         ended = {}
         failed = [*self._failed]
         self._failed.clear()  # the same list: guards have it
-        for request_id, slot, error in failed:
+        for slot, error in failed:
+            request_id = slot.request.id
             if request_id in ended:
                 continue
             ended[request_id] = error
             if isinstance(error, EngineFault):
                 log.error("request failed request=%s: %s", request_id, error, exc_info=error.__cause__)
-            if slot is not None:
-                if isinstance(error, EngineFault):
-                    self._distrust(slot)
-                self.free(slot)
+                self._distrust(slot)
+            self.free(slot)
         return list(ended.items())
 
     def _distrust(self, slot: Slot) -> None:
@@ -121,7 +118,7 @@ class Seats:
         log.warning("not a number behind stored pages, which are made anew request=%s", slot.request.id)
         self._distrust(slot)
         self.running.remove(slot)
-        with self.guard(slot.request.id, slot):
+        with self.guard(slot):
             self._begin(slot)
 
     def fill(self) -> None:
@@ -135,20 +132,20 @@ class Seats:
             n_pages = -(-(len(slot.tokens) + 1) // self._cache.page_size) + 1
             if self.running and n_pages > self._cache.pool.n_available:
                 return
-            with self.guard(slot.request.id, slot):
+            with self.guard(slot):
                 self._begin(self.preempted.pop(0))
         while self.waiting and None in self.slots:
             held = Counter(slot.request.owner for slot in self.slots if slot is not None)
             free = [i for i, slot in enumerate(self.slots) if slot is None]
-            queued = self.waiting.pop(held, free)
-            if queued is None:
+            next_slot = self.waiting.pop(held, free)
+            if next_slot is None:
                 return
-            with self.guard(queued.id, None):
-                self._seat(queued.new_slot(free[0] if queued.slot_id is None else queued.slot_id))
+            next_slot.id = free[0] if next_slot.request.slot is None else next_slot.request.slot
+            self._seat(next_slot)
 
     def _seat(self, slot: Slot) -> None:
         self.slots[slot.id] = slot
-        with self.guard(slot.request.id, slot):
+        with self.guard(slot):
             self.remembered.put(slot.id, slot.tokens, slot.request.tenant, slot.images)
             slot.stats.started_s = self._now()
             slot.stats.n_cached = slot.n_prompt
@@ -185,7 +182,7 @@ class Seats:
         for one in sorted(works, key=lambda one: one.slot.stats.started_s):
             if one.slot not in self.running:
                 continue  # preempted for an older slot a moment ago
-            with self.guard(one.slot.request.id, one.slot):
+            with self.guard(one.slot):
                 while not self.has_room(one):
                     if one.draft:
                         one = one.with_draft_of(len(one.draft) // 2)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from slipstream.engine.api import Request
-from slipstream.engine.core.queue import NewSlot
 from slipstream.engine.core.replay import replay
 from slipstream.engine.images import NO_IMAGES, PlacedImage
 from slipstream.engine.sample.params import resolve_sampling
@@ -44,11 +43,10 @@ class SlotFactory:
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
     suppressed: Sequence[int] = ()  # tokens that are banned unless a request says otherwise
 
-    def resolve(self, request: Request, prepared: Prepared) -> NewSlot:
-        """A function that makes the request's slot, given the slot's number.
+    def resolve(self, request: Request, prepared: Prepared) -> Slot:
+        """The request's slot, which has no number yet. Tokens of an earlier run are kept in it.
 
-        Its parameters are resolved at once, and tokens of an earlier run kept, so that a bad value is refused before
-        the request waits. Raises `RequestError`.
+        Made before the request waits, so that a bad value is refused at once. Raises `RequestError`.
         """
         bias = (
             *((one, -inf) for one in self.suppressed),
@@ -90,9 +88,4 @@ class SlotFactory:
         )
         if request.emitted:
             replay(slot, self.eos_ids)
-
-        def seated(slot_id: int) -> Slot:
-            slot.id = slot_id
-            return slot
-
-        return seated
+        return slot

@@ -81,7 +81,9 @@ def slot_of(tokens: Sequence[int], n_prompt: int) -> Slot:
     """A slot with the text's first tokens; the whole text is what its caller expects."""
     prepared = Prepared(tokens[:n_prompt], None, tuple(tokens))  # type: ignore[arg-type]
     factory = SlotFactory(Settings(draft_max=N_MAX), names(), len(tokens) + 1, VOCAB, frozenset())
-    return factory.resolve(Request(id="bench", prompt=""), prepared)(0)
+    slot = factory.resolve(Request(id="bench", prompt=""), prepared)
+    slot.id = 0
+    return slot
 
 
 def begin_ms(drafter: Drafter, tokens: Sequence[int], n_prompt: int) -> float:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import CodeType, FrameType
@@ -28,6 +28,7 @@ from slipstream.engine.core.engine import Engine
 from slipstream.engine.service.run.thread import ThreadEngine
 from slipstream.engine.service.start.launch import launch
 from slipstream.engine.settings import Settings
+from slipstream.engine.slot import Slot
 
 ROOT = Path(__file__).parents[2]
 ENGINE = Path(package.__file__).resolve().parent
@@ -90,8 +91,8 @@ def play(engine: ThreadEngine, types: tuple[str, ...], found: ReadingList) -> No
         max_tokens=N_TOKENS,
     )
     prepared, _ = asyncio.run(engine._preparing.prepared(request, core.now()))
-    new_slot = engine._slots.resolve(request, prepared)
-    engine.on_thread(lambda: steps(core, lambda: core.add(request.id, new_slot), found))
+    slot = engine._slots.resolve(request, prepared)
+    engine.on_thread(lambda: steps(core, slot, found))
 
 
 def overlap(core: Engine) -> None:
@@ -100,8 +101,8 @@ def overlap(core: Engine) -> None:
 
 
 @torch.inference_mode()
-def steps(core: Engine, begin: Callable[[], None], found: ReadingList) -> None:
-    begin()
+def steps(core: Engine, slot: Slot, found: ReadingList) -> None:
+    core.add(slot)
     while core.busy:
         sys.setprofile(found.watch)
         try:

@@ -23,6 +23,7 @@ from slipstream.engine.batch import AnyArray, Batch, Span, upload
 from slipstream.engine.cache.store import Store
 from slipstream.engine.core import forward
 from slipstream.engine.core.engine import Engine
+from slipstream.engine.core.seats import Seats
 from slipstream.engine.layers.decoder import Taps
 from slipstream.engine.slot import Slot
 from tests.bench.playing import ROOT, Reply
@@ -172,6 +173,8 @@ class Stage:
         self._is_warm = False
         self._voice = Reciting(self.engine._target, n_slots, lab.n_ctx)
         self.engine._target = replace(self.engine._target, captured=self._voice)
+        self.engine.seats._seat = self._seat  # type: ignore[method-assign]
+        self._recited: dict[Slot, tuple[int, ...]] = {}  # of those that wait
 
     @property
     def overlaps(self) -> bool:
@@ -209,7 +212,7 @@ class Stage:
             ]:
                 name = f"{next(_numbers)}#"
                 replies[name] = Reply(asked_s=time.perf_counter())
-                self.engine.add(name, self._new_slot(name, task, speculate, tenant))
+                self.engine.add(self._slot(name, task, speculate, tenant))
             self._hear(replies)
         seconds = time.perf_counter() - started
         for task, reply in zip(tasks, replies.values(), strict=True):
@@ -232,19 +235,21 @@ class Stage:
                 found.append(replace(task, reply=tuple(told)))
         return found
 
-    def _new_slot(self, name: str, task: Task, speculate: Speculate, tenant: str) -> Callable[[int], Slot]:
+    def _slot(self, name: str, task: Task, speculate: Speculate, tenant: str) -> Slot:
         free = not task.reply and not task.may_end
         asks = replace(ASKS, tenant=tenant, min_tokens=task.max_tokens if free else 0)
         case = Case(task.prompt, GREEDY, speculate, task.n_tokens, asks=asks)
         expected = (
             [] if task.expected is None else self.lab.tokenizer.encode(task.expected, add_special=False)
         )
+        slot = self.lab.slot(name, case, self.bench, expected)
+        self._recited[slot] = (*task.prompt, *task.reply) if task.reply else ()
+        return slot
 
-        def make(slot_id: int) -> Slot:
-            self._voice.recite(slot_id, (*task.prompt, *task.reply) if task.reply else ())
-            return self.lab.slot(slot_id, name, case, self.bench, expected)
-
-        return make
+    def _seat(self, slot: Slot) -> None:
+        """Only from now on has the slot a number, under which passes ask what is to be recited."""
+        self._voice.recite(slot.id, self._recited.pop(slot))
+        Seats._seat(self.engine.seats, slot)
 
     def _hear(self, replies: dict[str, Reply]) -> None:
         """One step; what it says goes to the replies."""

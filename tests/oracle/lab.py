@@ -233,10 +233,8 @@ class Lab:
             return Scripted(future or (lambda slot: ()), 0.8, parts.vocab_size)
         return BY_NAME[name].build(parts)
 
-    def slot(
-        self, slot_id: int, request_id: str, case: Case, bench: Bench, prediction: Sequence[int] = ()
-    ) -> Slot:
-        """The slot state the service would make for this case."""
+    def slot(self, request_id: str, case: Case, bench: Bench, prediction: Sequence[int] = ()) -> Slot:
+        """The slot the service would make for this case."""
         request = replace(
             case.asks,
             id=request_id,
@@ -255,7 +253,7 @@ class Lab:
         )
         eos_ids, vocab_size = self.tokenizer.eos_ids, self.target.vocab_size
         factory = SlotFactory(bench.settings, bench.types, self.n_ctx, vocab_size, eos_ids)
-        return factory.resolve(request, prepared)(slot_id)
+        return factory.resolve(request, prepared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,9 +321,7 @@ class _Run:
     def send(self, index: int, attempt: int) -> None:
         request_id, case, prediction = f"{index}#{attempt}", self.cases[index], self.predicted(index)
         self.current[request_id], self.told[request_id] = [], []
-        self.engine.add(
-            request_id, lambda slot_id: self.lab.slot(slot_id, request_id, case, self.bench, prediction)
-        )
+        self.engine.add(self.lab.slot(request_id, case, self.bench, prediction))
 
     def predicted(self, index: int) -> list[int]:
         n_edits, tokens = self.cases[index].n_edits, list(self.known.get(index, ()))

@@ -68,7 +68,8 @@ class Stage:
         sampling = Sampling(temperature=0.8, seed=len(ids))
         request = Request(id=str(len(self.slots)), prompt=tuple(ids), sampling=sampling)
         factory = SlotFactory(Settings(draft_max=5), (NAME,), N_CTX, VOCAB, frozenset())
-        slot = factory.resolve(request, Prepared(ids, None))(len(self.slots))  # type: ignore[arg-type]
+        slot = factory.resolve(request, Prepared(ids, None))  # type: ignore[arg-type]
+        slot.id = len(self.slots)
         self.slots.append(slot)
         self.begin(slot)
         return slot

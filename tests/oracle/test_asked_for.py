@@ -210,7 +210,7 @@ def test_requests_that_wait_or_take_too_long_are_told(lab: Lab) -> None:
     engine = lab.engine(Bench(n_slots=1))
     one = case(lab, ASKS, max_tokens=400)
     for name in ("first", "second"):
-        engine.add(name, lambda slot_id, name=name: lab.slot(slot_id, name, one, Bench()))  # type: ignore[misc]
+        engine.add(lab.slot(name, one, Bench()))
     engine.step()
     engine.seats.waiting.queue_s = 1e-6
     (request_id, event), *others = engine.step()

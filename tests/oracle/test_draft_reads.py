@@ -103,10 +103,7 @@ def test_reads_of_a_draft_do_not_grow_with_it(
     drafter.draft = draft  # type: ignore[method-assign, assignment]
     for n_max in counts:
         for i in range(2):
-            slot = lambda slot_id, i=i, n=n_max: toy_slot(  # noqa: E731
-                slot_id, f"{i}", text(i, 9), types=(drafter.name,), n_max=n, max_tokens=90
-            )
-            engine.add(f"{i}", slot)
+            engine.add(toy_slot(f"{i}", text(i, 9), types=(drafter.name,), n_max=n_max, max_tokens=90))
         for _ in range(4):
             assert all(isinstance(event, Delta) for _, event in engine.step())
         for i in range(2):

@@ -14,9 +14,8 @@ from slipstream.engine.cache.cache import Cache
 from slipstream.engine.core.engine import Engine
 from slipstream.engine.errors import InvalidRequest
 from slipstream.engine.service.run.slot_files import SlotFiles
-from slipstream.engine.slot import Slot
 from tests.checkpoints import noised_copy, tiny_checkpoint
-from tests.oracle.lab import DEMO, Bench, Case, Folders, Lab
+from tests.oracle.lab import ASKS, DEMO, Bench, Case, Folders, Lab
 
 FAMILIES = ("qwen3", "gemma3", "qwen3_5")  # full attention; with windows; with recurrent state
 DRAFTS = Bench(("draft-model",), n_slots=2, adaptive=False)
@@ -54,13 +53,7 @@ def say(
     lab: Lab, engine: Engine, prompt: tuple[int, ...], *, bench: Bench = DRAFTS, tenant: str = ""
 ) -> tuple[list[int], Done]:
     """One request, alone."""
-
-    def new_slot(slot_id: int) -> Slot:
-        slot = lab.slot(slot_id, "one", Case(prompt, TURN, max_tokens=44), bench)
-        slot.request = replace(slot.request, tenant=tenant)
-        return slot
-
-    engine.add("one", new_slot)
+    engine.add(lab.slot("one", Case(prompt, TURN, max_tokens=44, asks=replace(ASKS, tenant=tenant)), bench))
     tokens: list[int] = []
     end = None
     while engine.busy:
@@ -171,7 +164,7 @@ def test_a_hybrid_resumes_from_its_snapshots_alone(lab_of: Callable[[str], Lab],
 def test_a_running_slot_is_saved_as_far_as_it_is_published(lab: Lab, files: SlotFiles) -> None:
     old, new = lab.engine(DRAFTS), lab.engine(DRAFTS)
     expected, _ = say(lab, lab.engine(DRAFTS), PROMPT)
-    old.add("one", lambda slot_id: lab.slot(slot_id, "one", Case(PROMPT, TURN, max_tokens=44), DRAFTS))
+    old.add(lab.slot("one", Case(PROMPT, TURN, max_tokens=44), DRAFTS))
     while old.stats().slots[0].n_decoded < 10:
         old.step()
     assert carry(files, old, new) >= 144

@@ -35,10 +35,9 @@ def load(settings: Settings) -> AsyncEngine:
     broken: list[Callable[[], BaseException]] = []
     n_since = 0
 
-    def counting(request_id: str, new_slot: Callable[[int], Any], *more: Any) -> None:
-        add(request_id, new_slot, *more)
-        prompt = new_slot(0).request.prompt
-        broken.extend(CAUSES[name] for name in CAUSES if prompt == f"BREAK {name}")
+    def counting(slot: Any) -> None:
+        add(slot)
+        broken.extend(CAUSES[name] for name in CAUSES if slot.request.prompt == f"BREAK {name}")
 
     def breaking() -> Any:
         nonlocal n_since

@@ -83,12 +83,9 @@ async def test_the_draft_model_sees_them_with_its_own_tower(engine: ThreadEngine
     seen = []
     real = engine._engine.add
 
-    def add(request_id: str, new_slot: Any, *rest: Any) -> None:
-        def noted(slot_id: int) -> Any:
-            seen.append(new_slot(slot_id))
-            return seen[-1]
-
-        real(request_id, noted, *rest)
+    def add(slot: Any) -> None:
+        seen.append(slot)
+        real(slot)
 
     engine._engine.add = add  # type: ignore[method-assign]
     try:

@@ -18,16 +18,14 @@ from tests.unit.toy import VOCAB, toy_engine, toy_slot
     ("drafts", "picks", "n"), [([], [1], 0), ([1, 2], [1, 2, 3], 2), ([1, 2], [1, 3, 2], 1), ([2], [1, 2], 0)]
 )
 def test_a_draft_survives_while_it_equals_the_pick(drafts: list[int], picks: list[int], n: int) -> None:
-    assert coupled(toy_slot(0, "r", [1]), drafts, picks) == n
+    assert coupled(toy_slot("r", [1]), drafts, picks) == n
 
 
 def play(rates: tuple[float, ...] | None) -> tuple[list[int], Done]:
     """A toy request with four drafts a pass; None is the target's own judgement."""
     acceptance = coupled if rates is None else SyntheticAcceptance(rates, frozenset({VOCAB}))
     toy = toy_engine(lambda cache: [Synthetic(VOCAB, frozenset())], n_slots=1, acceptance=acceptance)
-    toy.engine.add(
-        "a", lambda slot_id: toy_slot(slot_id, "a", [1, 2, 3], types=("synthetic",), max_tokens=200)
-    )
+    toy.engine.add(toy_slot("a", [1, 2, 3], types=("synthetic",), max_tokens=200))
     tokens: list[int] = []
     while True:
         for _, event in toy.engine.step():
@@ -56,7 +54,7 @@ def test_without_accepted_drafts_the_text_is_that_of_plain_decoding() -> None:
 
 
 def test_a_drafted_end_token_is_never_accepted() -> None:
-    slot = toy_slot(0, "r", [1])
+    slot = toy_slot("r", [1])
     assert SyntheticAcceptance((1.0, 1.0, 1.0), frozenset({9}))(slot, [3, 9, 3], [0, 0, 0, 0]) == 1
 
 

@@ -100,9 +100,7 @@ def play(
     tokens: dict[str, list[int]] = {name: [] for name in PROMPTS}
     last: dict[str, Event] = {}
     for name, prompt in PROMPTS.items():
-        toy.engine.add(
-            name, lambda slot_id, name=name, prompt=prompt: toy_slot(slot_id, name, prompt, types=types)
-        )
+        toy.engine.add(toy_slot(name, prompt, types=types))
     for _ in range(500):
         if not toy.engine.busy:
             break

@@ -27,7 +27,7 @@ SLOPE = 0.02
 
 
 def slot_with(n_tokens: int, *types: str) -> Slot:
-    return toy_slot(0, "r", [1] * n_tokens, types=types)
+    return toy_slot("r", [1] * n_tokens, types=types)
 
 
 def vain(allowance: Allowance, slot: Slot, price_s: float, n_tokens: int) -> list[int]:
@@ -97,7 +97,7 @@ def test_a_trial_that_proved_right_cost_nothing() -> None:
 
 def test_savings_are_a_slots_and_a_drafters_own_and_end_with_the_text() -> None:
     allowance, slot = Allowance(adaptive=True), slot_with(3, "a", "b")
-    other = toy_slot(1, "s", [1, 1, 1], types=("a", "b"))
+    other = toy_slot("s", [1, 1, 1], slot_id=1, types=("a", "b"))
     assert exhausted(allowance, slot, 0.3) == 1, "half of a token's time"
     assert allowance.pays(slot, "b", 0.3, 1.0)
     assert allowance.pays(other, "a", 0.3, 1.0)
@@ -153,7 +153,7 @@ def test_what_is_left_is_no_more_than_two_trials_and_a_drafters_own() -> None:
     allowance = Allowance(adaptive=True)
     assert not allowance.pays(slot_with(3, "a", "b"), "a", 9.0, 1.0)
     for i in range(1000):
-        slot = toy_slot(i % 3, "r", [1, 1, 1], types=("a", "b"))
+        slot = toy_slot("r", [1, 1, 1], slot_id=i % 3, types=("a", "b"))
         allowance.begin(slot.id)
         allowance.credit(slot, "a", 0.0, 1.0)
         slot.tokens += [1] * 500
@@ -171,12 +171,12 @@ def test_slots_on_trial_together_pay_for_one_call_and_each_for_what_it_is_fed(
     chain.lengths.costs.call_s = lambda *given: (0.28, 0.01, 0.001)  # type: ignore[method-assign]
     monkeypatch.setattr(chain._survival, "expected", lambda name, slot, n: np.zeros(n))
     monkeypatch.setattr(network, "n_unfed", lambda slot: (0, 300, 350, 300)[slot.id])
-    slots = [toy_slot(i, f"r{i}", [1, 2], types=("net",), n_max=8) for i in range(3)]
+    slots = [toy_slot(f"r{i}", [1, 2], slot_id=i, types=("net",), n_max=8) for i in range(3)]
     offers = [NO_DRAFT] * 3
     wants = {i: Want(slot, 8) for i, slot in enumerate(slots)}
     asked = chain._asking.asked(network, wants, offers, Pass(3, 3))
     assert {i: want.n_max for i, want in asked.items()} == {0: 2, 1: 2}
-    again = {0: Want(toy_slot(3, "r3", [1, 2], types=("net",), n_max=8), 8)}
+    again = {0: Want(toy_slot("r3", [1, 2], slot_id=3, types=("net",), n_max=8), 8)}
     assert not chain._asking.asked(network, again, offers, Pass(3, 3)), "0.6 s, were it alone"
 
 
@@ -211,7 +211,7 @@ def played(clock: Clock, drafters: Sequence[Drafter], texts: Sequence[Sequence[i
         lengths.costs.passed(n_rows, PASS_S * (1 + SLOPE * (n_rows - 1)))
     chain, types = Chain(drafters, lengths, now=lambda: clock.now), tuple(one.name for one in drafters)
     slots = [
-        toy_slot(i, f"r{i}", list(text[:n_prompt]), types=types, n_max=8, max_tokens=len(text))
+        toy_slot(f"r{i}", list(text[:n_prompt]), slot_id=i, types=types, n_max=8, max_tokens=len(text))
         for i, text in enumerate(texts)
     ]
     n_steps, before = len(texts[0]) - n_prompt, clock.now

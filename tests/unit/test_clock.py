@@ -51,7 +51,7 @@ def test_no_moment_of_a_step_is_missed_or_counted_twice() -> None:
     """With a clock that moves on by one at every look, the parts make up all looks between a step's first and last."""
     now = WoundClock(tick=1.0)
     toy = toy_engine(now=now)
-    toy.engine.add("a", lambda slot_id: toy_slot(slot_id, "a", [1, 2, 3, 4, 5, 1, 2, 3]))
+    toy.engine.add(toy_slot("a", [1, 2, 3, 4, 5, 1, 2, 3]))
     visited: set[str] = set()
     while toy.engine.busy:
         before = toy.engine.clock.totals()

@@ -25,7 +25,7 @@ def gone(*_: Any, **__: Any) -> Any:
 
 def play(toy: Toy, *types: str) -> None:
     """Serve one request to its end; what ends the engine is raised."""
-    toy.engine.add("a", lambda slot_id: toy_slot(slot_id, "a", PROMPT, max_tokens=9, types=types))
+    toy.engine.add(toy_slot("a", PROMPT, max_tokens=9, types=types))
     for _ in range(100):
         toy.engine.step()
         if not toy.engine.busy:

@@ -64,7 +64,7 @@ def engine_with(head: ToyAssistant, **options: int) -> Toy:
 
 
 def play(toy: Toy, name: str, prompt: list[int] = PROMPT, **options: object) -> tuple[list[int], Done]:
-    toy.engine.add(name, lambda slot_id: toy_slot(slot_id, name, prompt, temperature=0.0, **options))  # type: ignore
+    toy.engine.add(toy_slot(name, prompt, temperature=0.0, **options))  # type: ignore
     tokens: list[int] = []
     while True:
         for request, event in toy.engine.step():
@@ -92,12 +92,7 @@ def test_slots_side_by_side_that_want_more_and_less() -> None:
     toy, done = engine_with(head, n_slots=3, batch_size=40), {}
     for i in range(6):
         prompt = [*PROMPT[: 1 + 2 * i], i]
-        toy.engine.add(
-            str(i),
-            lambda slot_id, i=i, prompt=prompt: toy_slot(
-                slot_id, str(i), prompt, types=(NAME,), n_max=1 + i, temperature=0.0
-            ),
-        )
+        toy.engine.add(toy_slot(str(i), prompt, types=(NAME,), n_max=1 + i, temperature=0.0))
     while toy.engine.busy:
         done |= {name: event for name, event in toy.engine.step() if isinstance(event, Done)}
     counts = [done[str(i)].speculation for i in range(6)]
@@ -108,9 +103,7 @@ def test_a_sequence_that_is_cut_is_guessed_on_once_its_last_state_is_known_again
     head = ToyAssistant(ToyNetwork())
     toy = engine_with(head, n_slots=1)
     plain, _ = play(toy_engine(n_slots=1), "plain")
-    toy.engine.add(
-        "a", lambda slot_id: toy_slot(slot_id, "a", PROMPT, types=(NAME,), n_max=3, temperature=0.0)
-    )
+    toy.engine.add(toy_slot("a", PROMPT, types=(NAME,), n_max=3, temperature=0.0))
     tokens: list[int] = []
     for step in range(100):
         for _, event in toy.engine.step():

@@ -13,7 +13,6 @@ from torch import Tensor
 from slipstream.engine.api import Delta, Done
 from slipstream.engine.batch import Batch
 from slipstream.engine.cache.store import Store
-from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.network.draft_block import DraftBlock
 from tests.unit.toy import VOCAB, Toy, ToyNetwork, toy_engine, toy_slot
 
@@ -77,7 +76,7 @@ def engine_with(head: ToyBlock, n_context: int = 64, **options: int) -> Toy:
 
 
 def play(toy: Toy, name: str, **options: object) -> tuple[list[int], Done]:
-    toy.engine.add(name, lambda slot_id: toy_slot(slot_id, name, PROMPT, temperature=0.0, **options))  # type: ignore
+    toy.engine.add(toy_slot(name, PROMPT, temperature=0.0, **options))  # type: ignore
     tokens: list[int] = []
     while True:
         for request, event in toy.engine.step():
@@ -125,9 +124,7 @@ def test_each_row_is_corrected_by_the_token_picked_before_it(plain: list[int]) -
 
     head.correct = correct  # type: ignore[method-assign]
     toy = engine_with(head, n_slots=1)
-    toy.engine.add(
-        "a", lambda slot_id: toy_slot(slot_id, "a", PROMPT, types=("draft",), n_max=3, temperature=0.0)
-    )
+    toy.engine.add(toy_slot("a", PROMPT, types=("draft",), n_max=3, temperature=0.0))
     toy.engine.step()
     toy.engine.step()
     assert asked == plain[:3], "the anchor, then the guesses, which here are right"
@@ -135,13 +132,9 @@ def test_each_row_is_corrected_by_the_token_picked_before_it(plain: list[int]) -
 
 def test_where_the_block_says_how_sure_it_is_that_counts_against_p_min() -> None:
     toy = engine_with(ToyBlock(ToyNetwork(), sure=(0.9, 0.4, 0.9)), n_slots=1)
-
-    def cautious(slot_id: int) -> Slot:
-        slot = toy_slot(slot_id, "a", PROMPT, types=("draft",), n_max=3, temperature=0.0)
-        slot.speculate = replace(slot.speculate, p_min=0.5)
-        return slot
-
-    toy.engine.add("a", cautious)
+    cautious = toy_slot("a", PROMPT, types=("draft",), n_max=3, temperature=0.0)
+    cautious.speculate = replace(cautious.speculate, p_min=0.5)
+    toy.engine.add(cautious)
     while toy.engine.busy:
         toy.engine.step()
     count = toy.engine.stats().drafters["draft"]
@@ -172,8 +165,8 @@ def test_a_prompt_is_fed_as_far_back_as_the_context(n_context: int, n_fed: int) 
     """Eleven tokens in pages of four: the border that has the context behind it."""
     head = ToyBlock(ToyNetwork(memory=3))
     toy = engine_with(head, n_context, n_slots=1, memory=3)
-    slot = toy_slot(0, "a", PROMPT, types=("draft",), n_max=3, temperature=0.0)
-    toy.engine.add("a", lambda slot_id: slot)
+    slot = toy_slot("a", PROMPT, types=("draft",), n_max=3, temperature=0.0)
+    toy.engine.add(slot)
     toy.engine.step()
     (drafter,) = toy.engine._chain._on_device
     assert drafter.n_unfed(slot) == n_fed

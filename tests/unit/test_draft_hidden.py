@@ -112,7 +112,7 @@ def engine_with(head: ToyHead, n_context: int = 64, **options: int) -> tuple:
 
 
 def play(toy, name: str, prompt: list[int] = PROMPT, **options: object) -> tuple[list[int], Done]:
-    toy.engine.add(name, lambda slot_id: toy_slot(slot_id, name, prompt, **options))  # type: ignore[arg-type]
+    toy.engine.add(toy_slot(name, prompt, **options))  # type: ignore[arg-type]
     tokens: list[int] = []
     while True:
         for request, event in toy.engine.step():
@@ -177,12 +177,7 @@ def test_slots_with_other_lengths_and_chunked_prompts_do_not_disturb_each_other(
     )
     tokens: dict[str, list[int]] = {name: [] for name in prompts}
     for i, (name, prompt) in enumerate(prompts.items()):
-        toy.engine.add(
-            name,
-            lambda slot_id, name=name, prompt=prompt, i=i: toy_slot(
-                slot_id, name, prompt, types=("draft",), n_max=(4, 1, 3, 0)[i]
-            ),
-        )
+        toy.engine.add(toy_slot(name, prompt, types=("draft",), n_max=(4, 1, 3, 0)[i]))
     while toy.engine.busy:
         for name, event in toy.engine.step():
             if isinstance(event, Delta):
@@ -233,8 +228,8 @@ def test_a_head_that_is_not_asked_runs_nothing_and_is_then_fed_at_once(
     """What it guesses is right only if all that it was not asked for is fed, in order."""
     toy, head = engine_with(ToyHead(ToyNetwork(), n_modules), n_slots=1)
     ask_seldom(toy, 4)
-    slot = toy_slot(0, "a", PROMPT, types=("draft",), n_max=4)
-    toy.engine.add("a", lambda slot_id: slot)
+    slot = toy_slot("a", PROMPT, types=("draft",), n_max=4)
+    toy.engine.add(slot)
     widths, tokens = [], []
     while toy.engine.busy:
         n, n_unfed = len(head.widths), drafter_of(toy).n_unfed(slot)
@@ -272,8 +267,8 @@ def test_a_prefix_is_adopted_as_far_as_without_a_head(n_modules: int) -> None:
 def test_rows_start_on_a_page_border_with_the_context_behind_it() -> None:
     """Of a prompt of 26 tokens and one more, with a context of 10, the last 14 are fed: the page has four."""
     toy, head = forgetful(n_context=10)
-    slot = toy_slot(0, "a", list(range(1, 27)), types=("draft",), n_max=4)
-    toy.engine.add("a", lambda slot_id: slot)
+    slot = toy_slot("a", list(range(1, 27)), types=("draft",), n_max=4)
+    toy.engine.add(slot)
     while slot.n_gap > 1:
         toy.engine.step()
     assert slot.n_past == 26
@@ -291,8 +286,8 @@ def test_rows_start_on_a_page_border_with_the_context_behind_it() -> None:
 def test_only_the_last_states_of_a_slot_are_kept() -> None:
     toy, _ = forgetful(n_context=6)
     ask_seldom(toy, 1000)
-    slot = toy_slot(0, "a", list(range(1, 41)), types=("draft",), n_max=4)
-    toy.engine.add("a", lambda slot_id: slot)
+    slot = toy_slot("a", list(range(1, 41)), types=("draft",), n_max=4)
+    toy.engine.add(slot)
     toy.engine.step()
     while toy.engine.busy:
         assert drafter_of(toy).n_unfed(slot) <= 6 + 3
@@ -316,7 +311,7 @@ def test_after_a_gap_the_head_goes_on_from_the_next_page_border(n_modules: int) 
             accept(kept)
 
     drafter.accept = third_is_lost  # type: ignore[method-assign]
-    toy.engine.add("a", lambda slot_id: toy_slot(slot_id, "a", PROMPT, types=("draft",), n_max=4))
+    toy.engine.add(toy_slot("a", PROMPT, types=("draft",), n_max=4))
     tokens, starts = [], []
     while toy.engine.busy:
         for _, event in toy.engine.step():
@@ -332,13 +327,10 @@ def test_after_a_gap_the_head_goes_on_from_the_next_page_border(n_modules: int) 
 def test_a_guess_below_p_min_stops_its_slot_alone() -> None:
     toy, _ = engine_with(ToyHead(ToyNetwork()), n_slots=2)
 
-    def sure(slot_id: int):
-        slot = toy_slot(slot_id, "sure", PROMPT, types=("draft",), n_max=4)
-        slot.speculate = replace(slot.speculate, p_min=0.999)
-        return slot
-
-    toy.engine.add("sure", sure)
-    toy.engine.add("any", lambda slot_id: toy_slot(slot_id, "any", PROMPT, types=("draft",), n_max=4))
+    sure = toy_slot("sure", PROMPT, types=("draft",), n_max=4)
+    sure.speculate = replace(sure.speculate, p_min=0.999)
+    toy.engine.add(sure)
+    toy.engine.add(toy_slot("any", PROMPT, types=("draft",), n_max=4))
     ends = {}
     while toy.engine.busy:
         ends |= dict(toy.engine.step())
@@ -352,9 +344,7 @@ def test_a_sequence_that_was_cut_back_writes_the_same_again(n_modules: int, n_cu
     """Where the rows that are left do not reach as far as the cut, the head starts over, and is right in a while."""
     meant = play(toy_engine(n_slots=1, memory=MEMORY), "plain", max_tokens=60)[0]
     toy, _ = forgetful(n_modules)
-    toy.engine.add(
-        "a", lambda slot_id: toy_slot(slot_id, "a", PROMPT, types=("draft",), n_max=4, max_tokens=60)
-    )
+    toy.engine.add(toy_slot("a", PROMPT, types=("draft",), n_max=4, max_tokens=60))
     tokens: list[int] = []
     n_drafted = 0
     while toy.engine.busy:

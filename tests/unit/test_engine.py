@@ -35,7 +35,7 @@ def run(
     tokens: dict[str, list[int]] = {name: [] for name in prompts}
     last: dict[str, Event] = {}
     for name, prompt in prompts.items():
-        toy.engine.add(name, _maker(name, prompt, types, options))
+        toy.engine.add(toy_slot(name, prompt, types=types, **options))  # type: ignore[arg-type]
     for _ in range(2000):
         if not toy.engine.busy:
             break
@@ -50,12 +50,6 @@ def run(
     assert stats.n_pages_held == 0
     assert not any(slot.busy for slot in stats.slots)
     return tokens, last
-
-
-def _maker(
-    name: str, prompt: list[int], types: tuple[str, ...], options: dict[str, object]
-) -> Callable[[int], Slot]:
-    return lambda slot_id: toy_slot(slot_id, name, prompt, types=types, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +90,7 @@ def test_a_draft_model_never_goes_on_from_what_was_rejected() -> None:
     draft = Watched()
     toy = toy_engine(n_slots=1)
     drafter = DraftModel(draft, toy.cache, 16, 64)  # type: ignore[arg-type]
-    slot = toy_slot(0, "a", [*PROMPTS["a"]], types=("draft-model",))
+    slot = toy_slot("a", [*PROMPTS["a"]], types=("draft-model",))
     toy.cache.begin(0, slot.tokens, "")
     drafter.begin(slot)
     for _ in range(5):
@@ -158,7 +152,7 @@ def test_of_preempted_requests_the_oldest_returns_first() -> None:
     """Or requests that keep coming would hold it up for ever."""
     toy = toy_engine(n_slots=3, n_pages=40)
     for name, prompt in PROMPTS.items():
-        toy.engine.add(name, _maker(name, prompt, (), {}))
+        toy.engine.add(toy_slot(name, prompt))
     toy.engine.step()
     seats = toy.engine.seats
     oldest, *_ = list(seats.running)
@@ -176,7 +170,7 @@ def test_a_prompt_that_is_interrupted_counts_as_cached_what_its_request_never_co
     prompt = [*range(1, 31)]
     toy = toy_engine(n_slots=1, batch_size=8)
     run(toy, {"first": prompt[:9]})
-    toy.engine.add("a", _maker("a", prompt, (), {}))
+    toy.engine.add(toy_slot("a", prompt))
     toy.engine.step()
     seats = toy.engine.seats
     (slot,) = seats.running
@@ -227,8 +221,8 @@ def test_a_hundred_passes_of_drafts_that_are_all_rejected_or_all_accepted(agreem
 
 def test_cancel_frees_the_slot_and_nobody_else_notices(expected: dict[str, list[int]]) -> None:
     toy = toy_engine(n_slots=2)
-    toy.engine.add("gone", lambda slot_id: toy_slot(slot_id, "gone", [5, 5, 5], max_tokens=200))
-    toy.engine.add("queued", lambda slot_id: toy_slot(slot_id, "queued", [5], max_tokens=200))
+    toy.engine.add(toy_slot("gone", [5, 5, 5], max_tokens=200))
+    toy.engine.add(toy_slot("queued", [5], max_tokens=200))
     toy.engine.step()
     toy.engine.cancel("gone")
     toy.engine.cancel("queued")
@@ -311,9 +305,9 @@ def test_out_of_memory_ends_the_largest_span_and_the_rest_goes_on(expected: dict
 
 def test_long_prompts_do_not_hold_up_a_running_stream() -> None:
     toy = toy_engine(n_slots=2, batch_size=8)
-    toy.engine.add("short", lambda slot_id: toy_slot(slot_id, "short", [1, 2], max_tokens=50))
+    toy.engine.add(toy_slot("short", [1, 2], max_tokens=50))
     toy.engine.step()
-    toy.engine.add("long", lambda slot_id: toy_slot(slot_id, "long", [3] * 100, max_tokens=5))
+    toy.engine.add(toy_slot("long", [3] * 100, max_tokens=5))
     for _ in range(10):
         heard = [name for name, event in toy.engine.step() if isinstance(event, Delta)]
         assert "short" in heard
@@ -329,9 +323,9 @@ def test_prompts_alone_run_in_longer_passes() -> None:
         rows[decodes] = max(rows.get(decodes, 0), len(batch.token_ids))
 
     toy.target.spoil = seen
-    toy.engine.add("short", lambda slot_id: toy_slot(slot_id, "short", [1, 2], max_tokens=4))
+    toy.engine.add(toy_slot("short", [1, 2], max_tokens=4))
     toy.engine.step()
-    toy.engine.add("long", lambda slot_id: toy_slot(slot_id, "long", [3] * 100, max_tokens=5))
+    toy.engine.add(toy_slot("long", [3] * 100, max_tokens=5))
     while toy.engine.busy:
         toy.engine.step()
     assert rows == {True: 9, False: 36}
@@ -375,7 +369,7 @@ def test_a_sequence_cut_back_is_written_again_identically(
     toy = toy_engine(lambda cache: [DraftModel(ToyNetwork(agreement=0.6), cache, 16, 64)], n_pages=n_pages)  # type: ignore
     tokens: dict[str, list[int]] = {name: [] for name in PROMPTS}
     for name, prompt in PROMPTS.items():
-        toy.engine.add(name, _maker(name, prompt, ("draft-model",), {}))
+        toy.engine.add(toy_slot(name, prompt, types=("draft-model",)))
     is_cut = False
     while toy.engine.busy:
         for name, event in toy.engine.step():
@@ -403,7 +397,7 @@ def test_drafters_hear_of_a_cut() -> None:
             heard.append(len(slot.tokens))
 
     toy = toy_engine(lambda cache: [Hears()])
-    toy.engine.add("a", _maker("a", PROMPTS["a"], ("hears",), {}))
+    toy.engine.add(toy_slot("a", PROMPTS["a"], types=("hears",)))
     for _ in range(6):
         toy.engine.step()
     toy.engine.rollback("a", len(PROMPTS["a"]) + 2)
@@ -415,7 +409,7 @@ def test_a_preempted_sequence_can_be_cut_back_too(expected: dict[str, list[int]]
     toy = toy_engine(n_pages=8, n_slots=3)
     tokens: dict[str, list[int]] = {name: [] for name in PROMPTS}
     for name, prompt in PROMPTS.items():
-        toy.engine.add(name, _maker(name, prompt, (), {}))
+        toy.engine.add(toy_slot(name, prompt))
     n_cut = 0
     while toy.engine.busy:
         for name, event in toy.engine.step():

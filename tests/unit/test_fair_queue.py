@@ -9,7 +9,6 @@ import pytest
 
 from slipstream.engine.api import Delta, Done
 from slipstream.engine.fair_queue import FairQueue
-from slipstream.engine.slot import Slot
 from tests.unit.toy import Toy, toy_engine, toy_slot
 
 
@@ -54,11 +53,10 @@ def test_what_cannot_be_served_now_keeps_its_place() -> None:
 
 def test_dropping_is_no_turn() -> None:
     queue = filled("a1", "a2", "b1", "b2")
-    assert queue.drop_first("a") == "a1"
-    queue.drop(lambda item: item == "b1")
-    assert (queue.first("a"), queue.first("b"), queue.first("c"), len(queue)) == ("a2", "b2", None, 2)
+    assert queue.drop(lambda item: item in ("a1", "b1")) == ["a1", "b1"]
+    assert queue.drop(lambda item: item == "c1") == []
+    assert len(queue) == 2
     assert emptied(queue) == ["a2", "b2"]
-    assert not queue.owners
     with pytest.raises(ValueError, match="empty"):
         queue.pop()
 
@@ -105,11 +103,7 @@ def play(toy: Toy, n_tokens: int) -> tuple[list[str], list[str]]:
 
 def add(toy: Toy, name: str, n_tokens: int) -> None:
     owner = name[0]
-    toy.engine.add(
-        name,
-        lambda slot_id: toy_slot(slot_id, name, [1, 2, 3], max_tokens=n_tokens, owner=owner),
-        owner,
-    )
+    toy.engine.add(toy_slot(name, [1, 2, 3], max_tokens=n_tokens, owner=owner))
 
 
 @pytest.mark.parametrize("n_slots", [1, 3])
@@ -160,20 +154,16 @@ def test_a_request_waits_for_the_slot_it_wants_and_holds_up_no_other() -> None:
     engine = toy_engine(n_slots=2).engine
     began: dict[str, int] = {}
 
-    def add(name: str, slot_id: int | None, n_tokens: int = 3) -> None:
-        def new_slot(given: int) -> Slot:
-            began[name] = given
-            return toy_slot(given, name, [1, 2, 3], max_tokens=n_tokens)
+    def step() -> None:
+        engine.step()
+        for slot in engine.seats.running:
+            began.setdefault(slot.request.id, slot.id)
 
-        engine.add(name, new_slot, slot_id=slot_id)
-
-    add("first", 1, 30)
-    add("second", 1)
-    add("third", None)
-    add("fourth", 0)
-    engine.step()
+    for name, wanted, n_tokens in (("first", 1, 30), ("second", 1, 3), ("third", None, 3), ("fourth", 0, 3)):
+        engine.add(toy_slot(name, [1, 2, 3], wanted=wanted, max_tokens=n_tokens))
+    step()
     assert began == {"first": 1, "third": 0}
     while engine.busy:
-        engine.step()
+        step()
     assert began == {"first": 1, "third": 0, "fourth": 0, "second": 1}
     assert list(began) == ["first", "third", "fourth", "second"]

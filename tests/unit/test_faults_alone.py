@@ -67,12 +67,8 @@ def play(
     toy: Toy, prompts: dict[str, list[int]], **options: Any
 ) -> tuple[dict[str, list[int]], dict[str, Event]]:
     for name, prompt in prompts.items():
-        toy.engine.add(name, maker(name, prompt, **options))
+        toy.engine.add(toy_slot(name, prompt, **options))
     return finish(toy)
-
-
-def maker(name: str, prompt: list[int], **options: Any) -> Callable[[int], Slot]:
-    return lambda slot_id: toy_slot(slot_id, name, prompt, **options)
 
 
 def finish(toy: Toy) -> tuple[dict[str, list[int]], dict[str, Event]]:
@@ -127,9 +123,9 @@ def test_a_request_behind_pages_that_another_spoiled_starts_over(caplog: pytest.
     expected = play(poisonable(batch_size=8), {"fine": prompt})[0]["fine"]
     toy = poisonable(batch_size=8)
     toy.target.is_sick = True  # type: ignore[attr-defined]
-    toy.engine.add("sick", maker("sick", prompt))
+    toy.engine.add(toy_slot("sick", prompt))
     toy.engine.step()
-    toy.engine.add("behind", maker("behind", prompt))
+    toy.engine.add(toy_slot("behind", prompt))
     tokens, last = finish(toy)
     assert isinstance(last["sick"], Failed)
     assert tokens["behind"] == expected
@@ -234,26 +230,12 @@ def test_a_fault_in_one_requests_share_of_a_step_ends_it_alone(
     assert play(toy, {"b": PROMPTS["b"]})[0]["b"] == expected["b"], "its slot serves again"
 
 
-def test_a_request_that_cannot_be_made_into_a_slot_ends_alone(
-    caplog: pytest.LogCaptureFixture, expected: dict[str, list[int]]
-) -> None:
-    def refuse(slot_id: int) -> Slot:
-        raise RuntimeError("put in")
-
-    toy = toy_engine(n_slots=2)
-    toy.engine.add("b", refuse)
-    tokens, last = play(toy, {name: PROMPTS[name] for name in "ac"})
-    assert isinstance(last["b"], Failed)
-    assert (tokens["a"], tokens["c"]) == (expected["a"], expected["c"])
-    assert causes(caplog) == ["b"]
-
-
 def test_a_fault_while_a_request_is_asked_to_finish_ends_it_alone(
     monkeypatch: pytest.MonkeyPatch, expected: dict[str, list[int]]
 ) -> None:
     toy = toy_engine(n_slots=3)
     for name, prompt in PROMPTS.items():
-        toy.engine.add(name, maker(name, prompt))
+        toy.engine.add(toy_slot(name, prompt))
     found: dict[str, list[int]] = {name: [] for name in PROMPTS}
     for _ in range(4):
         for name, event in toy.engine.step():
@@ -269,7 +251,7 @@ def test_a_fault_while_a_request_is_asked_to_finish_ends_it_alone(
 def test_withdrawing_takes_held_pages_and_snapshots() -> None:
     toy = toy_engine()
     prompt = list(range(1, 14))
-    toy.engine.add("a", maker("a", prompt))
+    toy.engine.add(toy_slot("a", prompt))
     for _ in range(3):
         toy.engine.step()
     assert saved.save(toy.cache, prompt, "").tokens

@@ -142,29 +142,31 @@ def test_acceptance_is_learnt_per_place_and_grade() -> None:
         grade = grades([0.99 if sure else 0.4] * 6, 6)
         rates = [0.95 if sure else 0.2, *[0.9] * 5]
         n = next((i for i, rate in enumerate(rates) if random.random() > rate), 6)
-        survival.judge("d", toy_slot(0, "r", [1]), grade[: n + 1].tolist(), 0, n)
+        survival.judge("d", toy_slot("r", [1]), grade[: n + 1].tolist(), 0, n)
     survival.begin(0)
-    sure, doubtful = (survival.of("d", toy_slot(1, "r", [1]), grades([own] * 6, 6)) for own in (0.99, 0.4))
+    sure, doubtful = (
+        survival.of("d", toy_slot("r", [1], slot_id=1), grades([own] * 6, 6)) for own in (0.99, 0.4)
+    )
     assert sure[0] == pytest.approx(0.95, abs=0.06)
     assert doubtful[0] == pytest.approx(0.2, abs=0.08)
     assert doubtful[3] / doubtful[2] == pytest.approx(0.9, abs=0.1)
-    assert survival.expected("d", toy_slot(1, "r", [1]), 1)[0] == pytest.approx(0.575, abs=0.1)
+    assert survival.expected("d", toy_slot("r", [1], slot_id=1), 1)[0] == pytest.approx(0.575, abs=0.1)
     assert np.all(np.diff(sure) <= 0)
 
 
 def test_a_slot_deviates_from_the_average_and_its_next_request_does_not() -> None:
     survival = Survival()
     for _ in range(100):
-        survival.judge("d", toy_slot(0, "r", [1]), [0] * 4, 0, 4)
+        survival.judge("d", toy_slot("r", [1]), [0] * 4, 0, 4)
     for _ in range(6):
-        survival.judge("d", toy_slot(1, "r", [1]), [0], 0, 0)
+        survival.judge("d", toy_slot("r", [1], slot_id=1), [0], 0, 0)
     good, bad = (
-        survival.expected("d", toy_slot(0, "r", [1]), 1)[0],
-        survival.expected("d", toy_slot(1, "r", [1]), 1)[0],
+        survival.expected("d", toy_slot("r", [1]), 1)[0],
+        survival.expected("d", toy_slot("r", [1], slot_id=1), 1)[0],
     )
     assert bad < 0.5 * good
     survival.begin(1)
-    assert survival.expected("d", toy_slot(1, "r", [1]), 1)[0] > 0.8
+    assert survival.expected("d", toy_slot("r", [1], slot_id=1), 1)[0] > 0.8
 
 
 @pytest.mark.parametrize("n_unjudged", [500, 36_000, 40_000])
@@ -172,14 +174,14 @@ def test_what_a_slot_showed_long_ago_is_forgotten(n_unjudged: int) -> None:
     """Also after so many tokens that its weight is no number any more."""
     survival = Survival()
     for _ in range(100):
-        survival.judge("d", toy_slot(0, "r", [1]), [0] * 4, 0, 4)
+        survival.judge("d", toy_slot("r", [1]), [0] * 4, 0, 4)
     for _ in range(6):
-        survival.judge("d", toy_slot(1, "r", [1]), [0], 0, 0)
-    late = toy_slot(1, "r", [1] * n_unjudged)
-    usual = survival.expected("d", toy_slot(2, "r", [1]), 4)
+        survival.judge("d", toy_slot("r", [1], slot_id=1), [0], 0, 0)
+    late = toy_slot("r", [1] * n_unjudged, slot_id=1)
+    usual = survival.expected("d", toy_slot("r", [1], slot_id=2), 4)
     assert survival.expected("d", late, 4) == pytest.approx(usual, abs=0.01)
     survival.begin(1)
-    assert np.isfinite(survival.expected("d", toy_slot(1, "r", [1]), 4)).all()
+    assert np.isfinite(survival.expected("d", toy_slot("r", [1], slot_id=1), 4)).all()
 
 
 def judged_requests(survival: Survival, rates: Iterable[float], seed: int = 0) -> None:
@@ -187,7 +189,7 @@ def judged_requests(survival: Survival, rates: Iterable[float], seed: int = 0) -
     random = np.random.default_rng(seed)
     for rate in rates:
         survival.begin(0)
-        slot = toy_slot(0, "r", [1])
+        slot = toy_slot("r", [1])
         for _ in range(24):
             survival.judge("d", slot, [0], 0, int(random.random() < rate))
             slot.append(1)
@@ -195,7 +197,7 @@ def judged_requests(survival: Survival, rates: Iterable[float], seed: int = 0) -
 
 def believed(survival: Survival, n_wrong: int) -> float:
     """What is expected of a first token in a new request, after so many that were wrong."""
-    slot = toy_slot(1, "r", [1])
+    slot = toy_slot("r", [1], slot_id=1)
     survival.begin(1)
     for _ in range(n_wrong):
         survival.judge("d", slot, [0], 0, 0)
@@ -237,7 +239,7 @@ def test_a_request_of_which_nothing_was_judged_changes_nothing() -> None:
 
 def test_only_what_was_judged_counts() -> None:
     """A rejected token says nothing about those after it, and one still to come nothing at all."""
-    slot = toy_slot(0, "r", [1])
+    slot = toy_slot("r", [1])
     survival = Survival()
     judged: list[tuple[int, int, int]] = []
     survival.judge = lambda name, slot, grade, start, n: judged.append((len(grade), start, n))  # type: ignore
@@ -261,7 +263,7 @@ def test_only_what_was_judged_counts() -> None:
 
 
 def test_a_guess_that_another_draft_made_too_has_shown_nothing() -> None:
-    slot, shadows = toy_slot(0, "r", [1]), Shadows(Survival())
+    slot, shadows = toy_slot("r", [1]), Shadows(Survival())
 
     def judged(guess: list[int], *passes: tuple[list[int], tuple[str, ...]]) -> list[str]:
         """The guess, then passes: tokens that come, and who drafted the first of them."""

@@ -34,7 +34,7 @@ def words(*values: int) -> NDArray[np.int32]:
 
 
 def slot_of(tokens: Sequence[int], slot_id: int = 0) -> Slot:
-    return toy_slot(slot_id, f"r{slot_id}", list(tokens), n_max=16, max_tokens=10_000)
+    return toy_slot(f"r{slot_id}", list(tokens), slot_id=slot_id, n_max=16, max_tokens=10_000)
 
 
 def began(drafter: NgramCache, tokens: Sequence[int], slot_id: int = 0) -> Slot:

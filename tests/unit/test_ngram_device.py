@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import pytest
 import torch
@@ -232,8 +231,7 @@ def play_loops(toy: Toy, types: tuple[str, ...]) -> tuple[dict[str, list[int]], 
     tokens: dict[str, list[int]] = {name: [] for name in "abc"}
     n_ahead = 0
     for i, name in enumerate(tokens):
-        slot = partial(toy_slot, name=name, prompt=[i, i + 1], types=types, max_tokens=60, temperature=0.0)
-        toy.engine.add(name, slot)
+        toy.engine.add(toy_slot(name, [i, i + 1], types=types, max_tokens=60, temperature=0.0))
     while toy.engine.busy:
         for name, event in toy.engine.step():
             if isinstance(event, Delta):

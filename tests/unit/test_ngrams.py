@@ -36,7 +36,7 @@ MAKERS: list[Callable[[], Copying]] = [
 
 
 def slot_of(tokens: list[int], slot_id: int = 0, n_max: int = 8) -> Slot:
-    return toy_slot(slot_id, f"r{slot_id}", tokens, n_max=n_max, max_tokens=10_000)
+    return toy_slot(f"r{slot_id}", tokens, slot_id=slot_id, n_max=n_max, max_tokens=10_000)
 
 
 def began(drafter: Drafter, tokens: list[int], slot_id: int = 0) -> Slot:

@@ -111,7 +111,7 @@ def test_the_gap_is_the_hosts_time_between_two_passes(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Overlap, "waited", lambda self, seconds: gaps.append(seconds))
     toy = toy_engine(lambda cache: [AsNetwork(Slow(clock))], n_slots=1, now=clock)
     for name in ("a", "b"):
-        toy.engine.add(name, lambda slot_id, name=name: toy_slot(slot_id, name, [1, 2], types=("slow",)))
+        toy.engine.add(toy_slot(name, [1, 2], types=("slow",)))
         while toy.engine.busy:
             toy.engine.step()
         clock.wind(1e6)

@@ -24,7 +24,7 @@ TEXT = list(range(100, 200))
 def predicting(
     prediction: list[int], output: list[int], slot_id: int = 0, prompt: tuple[int, ...] = (1, 2)
 ) -> Slot:
-    slot = toy_slot(slot_id, "r", list(prompt))
+    slot = toy_slot("r", list(prompt), slot_id=slot_id)
     slot.prediction = tuple(prediction)
     slot.tokens += output
     DRAFTER.begin(slot)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 import pytest
 
@@ -17,10 +16,7 @@ Tokens = dict[str, list[int]]
 
 def add(toy: Toy, name: str, emitted: tuple[int, ...] = (), max_tokens: int = 20) -> None:
     types = ("draft-model",)
-    make = partial(
-        toy_slot, name=name, prompt=PROMPTS[name], types=types, emitted=emitted, max_tokens=max_tokens
-    )
-    toy.engine.add(name, make)
+    toy.engine.add(toy_slot(name, PROMPTS[name], types=types, emitted=emitted, max_tokens=max_tokens))
 
 
 def play(toy: Toy, emitted: Mapping[str, tuple[int, ...]]) -> tuple[Tokens, dict[str, Done]]:

@@ -8,7 +8,7 @@ from tests.unit.toy import toy_slot
 
 
 def test_history_is_the_tokens_whatever_was_cut() -> None:
-    slot = toy_slot(0, "a", [1, 2, 3])
+    slot = toy_slot("a", [1, 2, 3])
     random = np.random.default_rng(0)
     for _ in range(300):
         for token_id in random.integers(0, 32, random.integers(0, 6)):

@@ -24,7 +24,7 @@ from tests.wound_clock import WoundClock
 
 
 def slot_with(tokens: list[int], *, types: tuple[str, ...] = (), slot_id: int = 0, n_max: int = 8) -> Slot:
-    return toy_slot(slot_id, "r", tokens, types=types, n_max=n_max)
+    return toy_slot("r", tokens, slot_id=slot_id, types=types, n_max=n_max)
 
 
 class Says(TextDrafter):
@@ -304,9 +304,7 @@ def test_figures_are_kept_per_drafter_and_place() -> None:
 def test_accepted_guesses_are_not_fed_to_the_draft_network_again() -> None:
     network = ToyNetwork()
     toy = toy_engine(lambda cache: [DraftModel(network, cache, 16, 64)], n_slots=1)  # type: ignore
-    toy.engine.add(
-        "a", lambda slot_id: toy_slot(slot_id, "a", [1, 2, 3], types=("draft-model",), n_max=4, max_tokens=40)
-    )
+    toy.engine.add(toy_slot("a", [1, 2, 3], types=("draft-model",), n_max=4, max_tokens=40))
     rows: list[int] = []
     network.spoil = lambda batch, logits: rows.append(len(batch.token_ids))
     toy.engine.step()  # the prompt
@@ -338,8 +336,8 @@ def fed_of(
 ) -> tuple[list[int], Slot, Toy]:
     """Rows of the passes of a draft model's first draft, behind a prompt; the slot; what it runs in."""
     toy = toy_engine(lambda cache: [DraftModel(network, cache, chunk, n_context)], n_slots=1)  # type: ignore
-    slot = toy_slot(0, "a", prompt, types=("draft-model",), n_max=1, max_tokens=30)
-    toy.engine.add("a", lambda slot_id: slot)
+    slot = toy_slot("a", prompt, types=("draft-model",), n_max=1, max_tokens=30)
+    toy.engine.add(slot)
     while slot.n_gap > 1:
         toy.engine.step()
     assert network.n_passes == 0, "a prompt is not fed before a draft is asked for"
@@ -381,7 +379,7 @@ def test_a_request_without_drafts_costs_the_draft_network_nothing(types: tuple[s
     network = ToyNetwork()
     toy = toy_engine(lambda cache: [DraftModel(network, cache, 16, 64)], n_slots=1)  # type: ignore
     prompt = list(range(1, 25))  # several pages: a drafter in use would feed them as they are kept
-    toy.engine.add("a", lambda slot_id: toy_slot(slot_id, "a", prompt, types=types, n_max=n_max))
+    toy.engine.add(toy_slot("a", prompt, types=types, n_max=n_max))
     while toy.engine.busy:
         toy.engine.step()
     assert network.n_passes == 0

@@ -14,7 +14,7 @@ PAGE = 4
 
 def place(slot_id: int, n_tokens: int, n_past: int = 0) -> Place:
     slot = toy_slot(
-        slot_id, f"r{slot_id}", list(range(n_tokens)), types=("suffix",), n_max=64, max_tokens=100
+        f"r{slot_id}", list(range(n_tokens)), slot_id=slot_id, types=("suffix",), n_max=64, max_tokens=100
     )
     slot.n_past = n_past
     return Place.of(slot)

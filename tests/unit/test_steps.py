@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -11,7 +11,7 @@ from slipstream.engine.api import Delta, Done, Event
 from slipstream.engine.drafting import Step
 from slipstream.engine.service.run import event_stream
 from slipstream.engine.service.run.event_stream import Stream
-from slipstream.engine.slot import N_RECENT, Slot, SlotStats
+from slipstream.engine.slot import N_RECENT, SlotStats
 from slipstream.engine.speculate.decide.value import Pass
 from slipstream.engine.speculate.drafter import NO_DRAFT, Draft, Drafter, Guess, Kept, TextDrafter, Want
 from slipstream.engine.stats import SlotState
@@ -38,16 +38,12 @@ def run(toy: Toy, *asking: str, types: tuple[str, ...] = (), **options: object) 
     """Play the prompts to their ends. asking: those that want to know of their steps."""
     seen = Seen()
     for name, prompt in PROMPTS.items():
-        toy.engine.add(name, _maker(name, prompt, types=types, steps=name in asking, **options))
+        toy.engine.add(toy_slot(name, prompt, types=types, steps=name in asking, **options))  # type: ignore[arg-type]
     while toy.engine.busy:
         for name, event in toy.engine.step():
             _note(seen, name, event)
         seen.slots += [one for one in toy.engine.stats().slots if one.busy]
     return seen
-
-
-def _maker(name: str, prompt: list[int], **options: object) -> Callable[[int], Slot]:
-    return lambda slot_id: toy_slot(slot_id, name, prompt, **options)  # type: ignore[arg-type]
 
 
 def _note(seen: Seen, name: str, event: Event) -> None:
@@ -77,7 +73,7 @@ def texts() -> dict[str, list[int]]:
 
 def proposed(texts: dict[str, list[int]], name: str, n_tokens: int) -> tuple[int, ...]:
     """What a drafter that knows the text says behind so many tokens of the sequence."""
-    slot = toy_slot(0, name, [*PROMPTS[name], *texts[name]])
+    slot = toy_slot(name, [*PROMPTS[name], *texts[name]])
     return tuple(known(texts, Want(slot, 4), n_tokens))
 
 
@@ -176,7 +172,7 @@ def test_the_chief_author_of_a_draft() -> None:
     assert Draft((1, 2, 3), ("a", "b", "b")).author == "b"
     assert Draft((1, 2), ("a", "b")).author == "a"
     network = AsNetwork(Says("network", [1, 2], [0.99] * 2))
-    slot = toy_slot(0, "r", [1], types=("twins", "network"), n_max=8)
+    slot = toy_slot("r", [1], types=("twins", "network"), n_max=8)
     (draft,) = drafts_of(chain_of(Twins(), network, slope=0.001), [Want(slot, 8)], Pass(1, 1))
     assert (draft.sources, draft.author) == (("network", "network", "twins", "twins", "twins"), "twins")
 
@@ -199,7 +195,7 @@ def reasons(
     if dear:
         chain.lengths.costs.draft_s = lambda *given: dear  # type: ignore[method-assign]
     types = tuple(one.name for one in drafters)
-    slots = [toy_slot(i, "r", [1], types=types, n_max=8, steps=i == 0) for i in range(2)]
+    slots = [toy_slot("r", [1], slot_id=i, types=types, n_max=8, steps=i == 0) for i in range(2)]
     told = []
     for _ in range(n):
         asking, silent = drafts_of(chain, [Want(slot, 8) for slot in slots], Pass(2, 2))
@@ -240,7 +236,7 @@ class ForOne(TextDrafter):
 
 def test_each_slot_has_its_own_reason() -> None:
     chain = chain_of(ForOne(), slope=0.3)
-    slots = [toy_slot(i, "r", [1], types=("text",), n_max=8, steps=True) for i in range(3)]
+    slots = [toy_slot("r", [1], slot_id=i, types=("text",), n_max=8, steps=True) for i in range(3)]
     for n_slots in (3, 1, 3):  # what was noted of one pass is not said of the next
         wants = [Want(slot, 8) for slot in slots[:n_slots]]
         drafts = drafts_of(chain, wants, Pass(n_slots, n_slots))
@@ -252,7 +248,7 @@ def test_requests_that_never_draft_say_so() -> None:
     """In every step, the prompt's too."""
     drafting = toy_engine(lambda cache: [Says("text", [1])], n_slots=3)
     for name, prompt in PROMPTS.items():
-        drafting.engine.add(name, _maker(name, prompt, types=("text",), n_max=0, steps=True))
+        drafting.engine.add(toy_slot(name, prompt, types=("text",), n_max=0, steps=True))
     seen = Seen()
     while drafting.engine.busy:
         for name, event in drafting.engine.step():
@@ -319,7 +315,7 @@ def test_a_replys_time_is_split(texts: dict[str, list[int]], monkeypatch: pytest
         return push(self, token_id, may_stop=may_stop)
 
     monkeypatch.setattr(Words, "push", slowly)
-    toy.engine.add("a", _maker("a", PROMPTS["a"], types=("half",)))
+    toy.engine.add(toy_slot("a", PROMPTS["a"], types=("half",)))
     events = [event for _ in range(30) if toy.engine.busy for _, event in toy.engine.step()]
     *deltas, end = events
     assert isinstance(end, Done)

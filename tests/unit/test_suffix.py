@@ -22,7 +22,7 @@ from tests.unit.toy import toy_slot
 
 
 def slot_with(tokens: list[int], n_prompt: int | None = None, *, slot_id: int = 0, tenant: str = "") -> Slot:
-    slot = toy_slot(slot_id, "r", tokens[:n_prompt])
+    slot = toy_slot("r", tokens[:n_prompt], slot_id=slot_id)
     slot.request = replace(slot.request, tenant=tenant)
     slot.tokens += tokens[len(slot.tokens) :]
     return slot

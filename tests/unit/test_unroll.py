@@ -76,7 +76,7 @@ def _selected() -> None:
 def wants_of(*depths: int, p_min: float = 0.0, sampling: Sampling | None = None) -> list[Want]:
     wants = []
     for i, depth in enumerate(depths):
-        slot = toy_slot(i, str(i), [3, 1, 4, i], n_max=depth)
+        slot = toy_slot(str(i), [3, 1, 4, i], slot_id=i, n_max=depth)
         slot.speculate = replace(slot.speculate, p_min=p_min)
         if sampling is not None:
             slot.sampling = resolve_sampling(sampling, {}, [], VOCAB)

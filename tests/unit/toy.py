@@ -164,21 +164,25 @@ def toy_engine(
 
 
 def toy_slot(
-    slot_id: int,
     name: str,
     prompt: list[int],
     *,
+    slot_id: int = 0,
     types: tuple[str, ...] = (),
     n_max: int = 4,
     max_tokens: int = 20,
     stop: str | None = None,
     temperature: float = 0.8,
     owner: str = "",
+    wanted: int | None = None,
     min_tokens: int = 0,
     steps: bool = False,
     emitted: tuple[int, ...] = (),
 ) -> Slot:
-    """A slot as the service makes it."""
+    """A slot as the service makes it.
+
+    slot_id: its number where no engine gives it one; wanted: the only one that an engine may give it.
+    """
     request = Request(
         id=name,
         prompt=tuple(prompt),
@@ -186,8 +190,11 @@ def toy_slot(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         owner=owner,
+        slot=wanted,
         steps=steps,
         emitted=emitted,
     )
     factory = SlotFactory(Settings(draft_max=n_max), types, 10**6, VOCAB, frozenset())
-    return factory.resolve(request, Prepared(prompt, Words(stop)))(slot_id)  # type: ignore[arg-type]
+    slot = factory.resolve(request, Prepared(prompt, Words(stop)))  # type: ignore[arg-type]
+    slot.id = slot_id
+    return slot

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from slipstream.engine.api import Chat, Infill, ModelInfo, Prompt, Request
-from slipstream.engine.core.queue import NewSlot
 from slipstream.engine.core.slot_factory import Prepared
 from slipstream.engine.errors import ContextTooLong, InvalidRequest, TimedOut
 from slipstream.engine.service.run import showing
 from slipstream.engine.service.run.admission import n_chars_of
 from slipstream.engine.service.run.showing import Shown, Sight
+from slipstream.engine.slot import Slot
 from slipstream.engine.text.chat import ChatTemplate
 from slipstream.engine.text.grammar.constraint import Constraint
 from slipstream.engine.text.grammar.grammars import Grammars
@@ -84,8 +84,8 @@ class Preparing:
                 prepared = replace(prepared, constraint=ready)
         return prepared, made.tail
 
-    async def resolved(self, resolve: Callable[[], NewSlot], n_emitted: int) -> NewSlot:
-        """The request's slot to be, with so many tokens of an earlier run. Raises what `resolve` raises, `TimedOut`."""
+    async def resolved(self, resolve: Callable[[], Slot], n_emitted: int) -> Slot:
+        """The request's slot, with so many tokens of an earlier run. Raises what `resolve` raises, `TimedOut`."""
         if not n_emitted:
             return resolve()
         async with self._in_time():

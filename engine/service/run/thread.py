@@ -133,7 +133,7 @@ class ThreadEngine:
         try:
             prepared, tail = await self._preparing.prepared(request, self._engine.now())
             check_request(request, self._info)
-            new_slot = await self._preparing.resolved(
+            slot = await self._preparing.resolved(
                 partial(self._slots.resolve, without_pixels(request), prepared), len(request.emitted)
             )
         finally:
@@ -147,7 +147,7 @@ class ThreadEngine:
             cancel=lambda: self._cancel(request.id),
         )
         self._streams[request.id] = stream
-        self._inbox.put(lambda: self._engine.add(request.id, new_slot, request.owner, request.slot))
+        self._inbox.put(lambda: self._engine.add(slot))
         return stream
 
     async def prompt_ids(self, prompt: Prompt) -> list[int]:
