@@ -203,35 +203,6 @@ class Cache:
         entry.offered = ()
         self.stores[store].reset(slot, start)
 
-    def rollback(self, slot: int, n_tokens: int) -> int:
-        """Shorten every store to at most `n_tokens`; return the target's length, which may be less."""
-        entry = self._entries[slot]
-        for name in self.stores:
-            self._cut(slot, name, n_tokens)
-        self._trim(entry, n_tokens)
-        return self.length(slot, self.primary)
-
-    def _cut(self, slot: int, name: str, n_tokens: int) -> None:
-        """Shorten one store to at most `n_tokens`."""
-        entry, store = self._entries[slot], self.stores[name]
-        rows, end = entry.rows[name], n_tokens
-        if end >= rows.stop:
-            if store.parking is not None and store.parking.length(slot) > rows.stop:
-                # A pass that nobody has read has moved the state on, by tokens now lost.
-                self._resume(slot, name)
-            return
-        if store.windows is not None:
-            end = store.windows.rollback(slot, entry.keys[: end // self.page_size], end)
-        if end <= rows.start:
-            entry.rows[name] = range(0)
-            store.reset(slot)
-            return
-        entry.rows[name] = range(rows.start, end)
-        if store.parking is not None and store.parking.length(slot) <= n_tokens:
-            store.parking.commit(slot, n_tokens)
-        elif store.parking is not None:
-            self._resume(slot, name)
-
     def recover(self, slot: int) -> int:
         """A pass of the target broke off: recurrent states may have moved in some layers and not in others.
 

@@ -110,20 +110,6 @@ class WindowPages:
             del held.ids[:n_behind]
             held.first += n_behind
 
-    def rollback(self, slot: int, keys: Sequence[bytes], length: int) -> int:
-        """Cut the slot back to at most `length` tokens; returns how many there still are.
-
-        keys: of the full pages of those tokens. Where the window has moved on, the sequence goes back to the nearest
-        page border whose window lives, maybe to nothing.
-        """
-        held = self._held[slot]
-        if self._first_seen(length) < held.first:
-            return self.adopt(slot, keys) * self._size
-        n_kept = max(0, -(-length // self._size) - held.first)
-        self._release(held.ids[n_kept:])
-        del held.ids[n_kept:]
-        return length
-
     def drop(self, slot: int, first: int = 0) -> None:
         """Give all of the slot's pages back. first: the page at which it goes on."""
         self._release(self._held[slot].ids)

@@ -105,15 +105,6 @@ class Engine:
                     self._free(slot)
         return events + self._failures()
 
-    def rollback(self, request_id: str, n_tokens: int) -> None:
-        """Cut a request's sequence back to its first `n_tokens` tokens, at least the prompt, and go on from there.
-
-        Nothing is recalled from the client. The same seed writes the same text again, whatever is cached.
-        """
-        for slot in self.seats.of(request_id):
-            if n_tokens < len(slot.tokens):
-                self.seats.cut(slot, n_tokens)
-
     def close(self) -> None:
         """Let the drafters write what is to outlive the process."""
         self._chain.close()
@@ -223,7 +214,7 @@ class Engine:
         return None
 
     def _still(self, work: Work | None) -> Work | None:
-        """The work, if it still counts: requests may have ended or been cut back since it was launched."""
+        """The work, if it still counts: requests may have ended or started over since it was launched."""
         if work is None or work.slot not in self.seats.running:
             return None
         stands = work.start == work.slot.n_past and work.n_total == len(work.slot.tokens)

@@ -35,7 +35,7 @@ from slipstream.kernels.choose.op import RowParams
 class Flight:
     """A pass that was launched and is unread."""
 
-    works: list[Work | None]  # None: discarded, the request is over or was cut back
+    works: list[Work | None]  # None: discarded, the request is over or has started over
     coming: Pass = field(default_factory=lambda: Pass(1, 1))  # what it was weighed as when it was drafted for
     drafts: Drafts = NO_DRAFTS
     behind: Tails | None = None  # the ends of the pass before, if it was unread when this pass was launched

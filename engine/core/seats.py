@@ -162,13 +162,6 @@ class Seats:
         self.running.append(slot)
         self.running.sort(key=lambda one: one.stats.started_s)
 
-    def cut(self, slot: Slot, n_tokens: int) -> None:
-        """Cut a slot's sequence back to its first tokens; at least the prompt stays."""
-        slot.truncate(n_tokens)
-        slot.n_past = min(self._cache.rollback(slot.id, len(slot.tokens) - 1), slot.n_past)
-        if slot in self.running:
-            self._chain.start_over(slot)
-
     def has_room(self, one: Work) -> bool:
         """Whether there are pages for the work, as it is; they are the slot's from now on."""
         return self._cache.reserve(one.slot.id, STORE, one.start, one.end, len(one.draft))

@@ -96,11 +96,6 @@ class Chain:
         """A request enters a slot, or starts over from its tokens."""
         with self.guard.spared():
             self._survival.begin(slot.id)
-        self.start_over(slot)
-
-    def start_over(self, slot: Slot) -> None:
-        """The slot's tokens have become fewer; what was learnt of its request holds."""
-        with self.guard.spared():
             self.lengths.begin(slot.id)
             self._shadows.drop(slot.id)
             self._asking.begin(slot.id)

@@ -156,7 +156,7 @@ class Drafter(ABC):
     name: str
 
     def begin(self, slot: Slot) -> None:  # noqa: B027  most drafters keep nothing between rounds
-        """A new sequence in this slot, or the same sequence starting over, shorter, from its tokens."""
+        """A new sequence in this slot, or the same sequence starting over from its tokens."""
 
     def accept(self, kept: Sequence[Kept]) -> None:  # noqa: B027
         """Called after the target's passes. A text drafter is informed only of those that verified its tokens."""

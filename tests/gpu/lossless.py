@@ -127,7 +127,7 @@ def launched_ahead() -> Iterator[list[int]]:
 
 
 def drafting(setting: Setting, kind: str, name: str) -> Findings:
-    """Each chain on engines under random arrivals, cancels and cuts, against plain decoding in one slot."""
+    """Each chain on engines under random arrivals and cancels, against plain decoding in one slot."""
     dtype = setting.pick(torch.bfloat16, torch.float32)
     one = lab(kind, dtype, str(setting.device))
     asked = demo_cases(one, name, setting.pick(8, 2))

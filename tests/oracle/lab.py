@@ -1,7 +1,7 @@
 """A bench for losslessness: engines built by hand over one checkpoint pair, and requests played through them.
 
 Requests arrive at random, some are cancelled and sent again, slots are preempted when pages run out, and prompts
-share prefixes, sequences are cut back and written again, and each request narrows speculation as it likes. Whatever
+share prefixes, and each request narrows speculation as it likes. Whatever
 happens, a request's tokens must be those of plain decoding alone in one slot.
 """
 
@@ -142,7 +142,6 @@ class Played:
     stats: EngineStats | None = None
     engine: Engine | None = None
     n_cached: int = 0
-    n_cut: int = 0  # tokens taken back and written again
     n_restored: int = 0  # tokens of slots that were saved, erased and restored
 
 
@@ -261,7 +260,6 @@ class Trouble:
     """What disturbs a run."""
 
     cancel_share: float = 0.0  # of the cases is cancelled once and sent again
-    cut_share: float = 0.0  # of the steps after which a running sequence is cut back
     save_share: float = 0.0  # of the steps after which an idle slot is saved, erased and restored
 
 
@@ -311,8 +309,6 @@ class _Run:
             for request_id, event in engine.step():
                 self.hear(request_id, event)
             self.cancel(doomed)
-            if self.current and random.random() < trouble.cut_share:
-                self.cut(str(random.choice(sorted(self.current))))
             if random.random() < trouble.save_share:
                 self.move(int(random.integers(self.bench.n_slots)))
         self.played.stats, self.played.engine = engine.stats(), engine
@@ -365,23 +361,13 @@ class _Run:
         except InvalidRequest:
             return  # busy, or nothing of it is cached any more
 
-    def cut(self, request_id: str) -> None:
-        tokens = self.current[request_id]
-        n_kept = int(self.random.integers(0, len(tokens) + 1))
-        self.played.n_cut += len(tokens) - n_kept
-        del tokens[n_kept:]
-        self.engine.rollback(request_id, len(self.cases[_case(request_id)].prompt) + n_kept)
-        for slot in self.engine.seats.of(request_id):
-            told = self.told[request_id]
-            told[:] = [one for one in told if one.offset < slot.text.n_visible]
-
 
 def _case(request_id: str) -> int:
     return int(request_id.split("#")[0])
 
 
 def draft_beside_trouble(lab: Lab, prompt: Sequence[int]) -> tuple[int, int]:
-    """Requests over parts of a prompt have the tokens of plain decoding, through cancels, cuts and preemptions.
+    """Requests over parts of a prompt have the tokens of plain decoding, through cancels and preemptions.
 
     The lab's draft network drafts. Returns how many tokens were drafted and accepted.
     """
@@ -391,7 +377,7 @@ def draft_beside_trouble(lab: Lab, prompt: Sequence[int]) -> tuple[int, int]:
     ]
     expected = play(lab, Bench(), cases).tokens
     bench = Bench(("draft-model", "suffix"), n_slots=3, n_pages=14, adaptive=False)
-    played = play(lab, bench, cases, known=expected, trouble=Trouble(0.5, 0.05))
+    played = play(lab, bench, cases, known=expected, trouble=Trouble(0.5))
     assert played.tokens == expected
     told = [one.speculation for one in played.done.values()]
     return sum(one.n_drafted for one in told), sum(one.n_accepted for one in told)

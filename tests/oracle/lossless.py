@@ -79,7 +79,7 @@ RULED = (
     replace(ASKS, grammar=Grammar("lark", 'start: ("yes" | "no, because " /[a-z ]{10,60}/) "."'), echo=True),
     replace(ASKS, grammar=Grammar("json_schema", '{"type": "object"}'), logprobs=0),
 )
-TROUBLE = Trouble(cancel_share=0.4, cut_share=0.03, save_share=0.05)
+TROUBLE = Trouble(cancel_share=0.4, save_share=0.05)
 TEXT_DRAFTERS = tuple(
     row.name for row in DRAFTERS if row.network is None and row.brought_by is None and row.is_offered
 )
@@ -230,7 +230,6 @@ class Tally:
     n_wrong: int = 0  # requests that differ
     n_accepted: int = 0  # drafts
     n_preempted: int = 0
-    n_cut: int = 0  # tokens taken back from outside
     n_cached: int = 0  # prompt tokens from the prefix cache
     n_restored: int = 0  # tokens of slots that were saved, erased and restored
 
@@ -253,7 +252,7 @@ def compare(
 
 
 def disturbed(lab: Lab, bench: Bench, cases: Sequence[Case], expected: Played, seed: int) -> Tally:
-    """One engine under random arrivals, cancels, cuts and overrides against the expected tokens."""
+    """One engine under random arrivals, cancels and overrides against the expected tokens."""
     asked = narrowed(cases, bench.types, seed)
     played = play(lab, bench, asked, seed=seed + 1, trouble=TROUBLE, known=expected.tokens)
     assert not played.failed, {i: (one.error, one.error.__cause__) for i, one in played.failed.items()}
@@ -268,7 +267,6 @@ def disturbed(lab: Lab, bench: Bench, cases: Sequence[Case], expected: Played, s
         n_wrong,
         n_accepted,
         played.stats.n_preempted,
-        played.n_cut,
         played.n_cached,
         played.n_restored,
     )
@@ -331,7 +329,7 @@ def line(tally: Tally) -> str:
     """A tally in words."""
     return (
         f"{tally.n_tokens:8} tokens, {tally.n_wrong} requests differ, {tally.n_accepted} drafts accepted,"
-        f" {tally.n_preempted} preempted, {tally.n_cut} cut back, {tally.n_cached} prompt tokens from the cache,"
+        f" {tally.n_preempted} preempted, {tally.n_cached} prompt tokens from the cache,"
         f" {tally.n_restored} restored"
     )
 

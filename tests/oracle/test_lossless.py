@@ -69,17 +69,16 @@ def test_text_is_that_of_plain_decoding_with_other_caches(
 
 
 @pytest.mark.parametrize("lab", [torch.float32], ids=str, indirect=True)
-def test_preemption_cuts_and_prefix_hits_happen(lab: Lab) -> None:
+def test_preemption_and_prefix_hits_happen(lab: Lab) -> None:
     """The suite's disturbances are real: otherwise it would prove less than it says."""
     cases = demo_cases(lab, "warm", 10)
     expected = play(lab, Bench(), cases)
     # Not adaptive: otherwise the number of steps, and so how often disturbances come, hangs on the machine's speed.
     bench = Bench(drafters(DEMO), n_slots=4, n_pages=26, adaptive=False)
-    played = play(lab, bench, cases, known=expected.tokens, trouble=Trouble(0.5, 0.15, 0.3))
+    played = play(lab, bench, cases, known=expected.tokens, trouble=Trouble(0.5, 0.3))
     assert played.stats is not None
     assert played.stats.n_preempted > 0
     assert played.n_cached > 0
-    assert played.n_cut > 0
     assert played.n_restored > 0
     assert played.partial
     assert any(one.speculation.n_accepted > 0 for one in played.done.values())

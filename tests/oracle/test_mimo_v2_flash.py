@@ -128,7 +128,7 @@ def test_the_text_is_that_of_plain_decoding(
     ]
     expected = play(lab, Bench(), cases).tokens
     bench = Bench(("draft-model", "suffix"), n_slots=3, n_pages=18, n_window_pages=24, adaptive=False)
-    played = play(lab, bench, cases, known=expected, trouble=Trouble(0.5, 0.05))
+    played = play(lab, bench, cases, known=expected, trouble=Trouble(0.5))
     assert played.tokens == expected
     n_drafted = sum(one.speculation.n_drafted for one in played.done.values())
     n_accepted = sum(one.speculation.n_accepted for one in played.done.values())

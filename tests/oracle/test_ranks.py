@@ -289,7 +289,6 @@ def test_a_shared_page_is_copied_on_every_rank(checkpoint: Callable[..., Path]) 
             one.feed(rows(0, ids, 0, len(ids)))
             one.cache.publish(0, ids, len(ids))
             start = one.cache.begin(1, ids[:32], "") - 3  # within a page that slot 0 holds too
-            one.cache.rollback(1, start)
             other = [*ids[:start], 7, 8, 9, 10, 5]
             one.feed(rows(1, other, start, 4))
             said.append(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -265,27 +264,6 @@ def test_a_device_that_keeps_other_tokens_than_the_host_changes_nothing(
     monkeypatch.setattr(tails, "verify", generous)
     toy = toy_engine(lambda cache: [Knowing(expected)], n_slots=2, overlaps=True)
     assert play(toy, types=("knowing",))[0] == expected
-
-
-def test_requests_cut_back_while_a_pass_runs_write_the_same_again(expected: dict[str, list[int]]) -> None:
-    random = np.random.default_rng(0)
-    n_cut = 0
-
-    def cut(toy: Toy) -> None:
-        nonlocal n_cut
-        for slot in list(toy.engine.seats.running):
-            if slot.n_decoded > 3 and random.random() < 0.2:
-                toy.engine.rollback(slot.request.id, len(slot.tokens) - int(random.integers(1, 4)))
-                n_cut += 1
-
-    for drafters in ([], [Knowing(expected)]):
-        toy = toy_engine(lambda cache, drafters=drafters: drafters, overlaps=True)
-        tokens, last = play(toy, types=("knowing",) if drafters else (), between=cut)
-        assert {len(one) for one in tokens.values()} != {N_TOKENS}
-        for name, text in expected.items():
-            assert isinstance(last[name], Done)
-            assert tokens[name][-3:] == text[-3:]
-    assert n_cut > 10
 
 
 def test_a_cancelled_request_leaves_the_others_alone(expected: dict[str, list[int]]) -> None:

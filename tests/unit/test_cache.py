@@ -91,16 +91,6 @@ def test_the_page_complete_for_more_stores_stays_published() -> None:
     assert list(cache.table(2)) == list(cache.table(1))[:2]
 
 
-def test_rollback_shortens_every_store_and_never_lengthens() -> None:
-    cache = make_cache()
-    tokens = list(range(11))
-    run(cache, 0, tokens)
-    assert cache.rollback(0, 6) == 6
-    assert cache.length(0, "draft") == 6
-    assert len(cache.table(0)) == 2
-    assert cache.rollback(0, 9) == 6
-
-
 def test_rows_start_on_a_page_border_and_batches_with_them() -> None:
     cache = make_cache()
     tokens = list(range(11))
@@ -138,19 +128,12 @@ def test_a_prefix_is_adopted_as_far_as_the_target_has_it_and_the_last_run_of_oth
     assert (cache.start(1, "draft"), cache.length(1, "draft")) == (8, 12)
     assert cache.begin(1, [*tokens[:8], 99], "") == 8
     assert cache.length(1, "draft") == 0
-    assert cache.begin(1, tokens, "") == 20
-    cache.restart(1, "draft", 20)
-    assert cache.reserve(1, "draft", 20, 21)
-    cache.commit(1, "draft", 21)
-    assert cache.rollback(1, 18) == 18
-    assert (cache.start(1, "draft"), cache.length(1, "draft")) == (0, 0), "nothing is left of it"
 
 
 def test_rewritten_pages_are_no_longer_offered() -> None:
     cache = make_cache()
     tokens = list(range(9))
     run(cache, 0, tokens)
-    cache.rollback(0, 2)
     assert cache.reserve(0, "target", 2, 9)  # other tokens will be written here
     assert cache.begin(1, tokens, "") == 0
 
@@ -176,7 +159,10 @@ def test_cached_pages_are_taken_back_least_recently_used_first() -> None:
 
 
 class Lives(RuleBasedStateMachine):
-    """Slots that begin, grow, roll back and end at random; pages must never leak, mix or change under a sharer."""
+    """Slots that begin, draft, begin anew with another text, and end at random.
+
+    Pages must never leak, mix or change under a sharer.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -204,10 +190,7 @@ class Lives(RuleBasedStateMachine):
     @rule(slot=st.integers(0, 2), n_tokens=st.integers(0, 14), token=st.integers(1, 2))
     def edit(self, slot: int, n_tokens: int, token: int) -> None:
         if slot in self.tokens:
-            n_past = self.cache.rollback(slot, n_tokens)
-            self.tokens[slot] = [*self.tokens[slot][:n_past], token]
-            if not self.write(slot, n_past, n_past + 1):
-                self.end(slot)
+            self.begin(slot, [*self.tokens[slot][:n_tokens], token])
 
     @rule(slot=st.integers(0, 2), n_tokens=st.integers(0, 14), n=st.integers(1, 9), starts=st.booleans())
     def draft(self, slot: int, n_tokens: int, n: int, starts: bool) -> None:

@@ -336,25 +336,3 @@ def test_a_guess_below_p_min_stops_its_slot_alone() -> None:
         ends |= dict(toy.engine.step())
     assert ends["sure"].speculation.n_drafted < ends["any"].speculation.n_drafted
     assert ends["any"].speculation.histogram[4] > 0
-
-
-@pytest.mark.parametrize("n_modules", [1, 2, 3])
-@pytest.mark.parametrize("n_cut", [1, 2, 3])
-def test_a_sequence_that_was_cut_back_writes_the_same_again(n_modules: int, n_cut: int) -> None:
-    """Where the rows that are left do not reach as far as the cut, the head starts over, and is right in a while."""
-    meant = play(toy_engine(n_slots=1, memory=MEMORY), "plain", max_tokens=60)[0]
-    toy, _ = forgetful(n_modules)
-    toy.engine.add(toy_slot("a", PROMPT, types=("draft",), n_max=4, max_tokens=60))
-    tokens: list[int] = []
-    n_drafted = 0
-    while toy.engine.busy:
-        for _, event in toy.engine.step():
-            tokens += event.token_ids if isinstance(event, Delta) else ()
-        if n_drafted == 0 and len(tokens) > 8:
-            n_drafted = toy.engine.stats().drafters["draft"].n_drafted
-            toy.engine.rollback("a", len(PROMPT) + len(tokens) - n_cut)
-            del tokens[-n_cut:]
-    assert tokens == meant
-    count = toy.engine.stats().drafters["draft"]
-    assert count.n_drafted > n_drafted
-    assert count.n_accepted > 0.6 * count.n_drafted

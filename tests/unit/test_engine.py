@@ -17,7 +17,6 @@ from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.store import Store
 from slipstream.engine.errors import StepFailed
 from slipstream.engine.layers.decoder import Taps
-from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.bench.garbage import Garbage
 from slipstream.engine.speculate.decide.cost import WIDTHS
 from slipstream.engine.speculate.drafter import NO_DRAFT, Drafter, Guess, Kept, TextDrafter, Want
@@ -359,66 +358,3 @@ def test_warm_up_measures_rows_that_differ(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(ToyNetwork, "forward", forward)
     toy_engine(batch_size=16).engine.warm_up(enough_s=inf)
     assert sorted(set(widths)) == [n_rows for n_rows in WIDTHS if n_rows <= 16]
-
-
-@pytest.mark.parametrize("n_pages", [64, 11])  # with 11, slots are preempted too
-@pytest.mark.parametrize("n_kept", [0, 5, 12, 13])
-def test_a_sequence_cut_back_is_written_again_identically(
-    n_kept: int, n_pages: int, expected: dict[str, list[int]]
-) -> None:
-    toy = toy_engine(lambda cache: [DraftModel(ToyNetwork(agreement=0.6), cache, 16, 64)], n_pages=n_pages)  # type: ignore
-    tokens: dict[str, list[int]] = {name: [] for name in PROMPTS}
-    for name, prompt in PROMPTS.items():
-        toy.engine.add(toy_slot(name, prompt, types=("draft-model",)))
-    is_cut = False
-    while toy.engine.busy:
-        for name, event in toy.engine.step():
-            if isinstance(event, Delta):
-                tokens[name] += event.token_ids
-        if not is_cut and 13 <= len(tokens["a"]) < 20:
-            is_cut = True
-            del tokens["a"][n_kept:]
-            toy.engine.rollback("a", len(PROMPTS["a"]) + n_kept - (99 if n_kept == 0 else 0))
-    assert is_cut
-    assert tokens == expected
-    assert toy.engine.stats().n_pages_held == 0
-
-
-def test_drafters_hear_of_a_cut() -> None:
-    heard: list[int] = []
-
-    class Hears(TextDrafter):
-        name = "hears"
-
-        def draft(self, wants: Sequence[Want]) -> list[Guess]:
-            return [Guess()] * len(wants)
-
-        def begin(self, slot: Slot) -> None:
-            heard.append(len(slot.tokens))
-
-    toy = toy_engine(lambda cache: [Hears()])
-    toy.engine.add(toy_slot("a", PROMPTS["a"], types=("hears",)))
-    for _ in range(6):
-        toy.engine.step()
-    toy.engine.rollback("a", len(PROMPTS["a"]) + 2)
-    toy.engine.rollback("a", len(PROMPTS["a"]) + 2)
-    assert heard == [len(PROMPTS["a"]), len(PROMPTS["a"]) + 2], "once more: the second cut takes nothing"
-
-
-def test_a_preempted_sequence_can_be_cut_back_too(expected: dict[str, list[int]]) -> None:
-    toy = toy_engine(n_pages=8, n_slots=3)
-    tokens: dict[str, list[int]] = {name: [] for name in PROMPTS}
-    for name, prompt in PROMPTS.items():
-        toy.engine.add(toy_slot(name, prompt))
-    n_cut = 0
-    while toy.engine.busy:
-        for name, event in toy.engine.step():
-            if isinstance(event, Delta):
-                tokens[name] += event.token_ids
-        for slot in list(toy.engine.seats.preempted):
-            if n_cut < 3 and slot.n_decoded > 1:
-                n_cut += 1
-                del tokens[slot.request.id][1:]
-                toy.engine.rollback(slot.request.id, slot.n_prompt + 1)
-    assert n_cut > 0
-    assert tokens == expected

@@ -1,4 +1,4 @@
-"""Park and fold, snapshots and rollback, on a layer whose state is a number that remembers every token it took in."""
+"""Park and fold, and snapshots, on a layer whose state is a number that remembers every token it took in."""
 
 from __future__ import annotations
 
@@ -140,22 +140,6 @@ def state_of(cache: Cache, slot: int, store: str = "target") -> int:
     return seen
 
 
-@pytest.mark.parametrize("n_kept", [12, 13, 16])
-def test_a_sequence_is_cut_back_while_a_pass_over_it_is_unread(n_kept: int) -> None:
-    """The pass has taken in tokens that the cut takes away, or has taken in fewer than stay."""
-    cache, tokens = make_cache(), list(range(18))
-    run(cache, 0, tokens[:12], n_prompt=8)
-    assert cache.reserve(0, "target", 11, 14)
-    feed(cache, "target", Span(0, tokens[11:14], 11, 0, 0))  # not committed
-    start = cache.rollback(0, n_kept)
-    assert start <= 11
-    other = [*tokens[:n_kept], 40, 41]
-    assert cache.reserve(0, "target", start, len(other))
-    feed(cache, "target", Span(0, other[start:], start, 0, 0))
-    cache.commit(0, "target", len(other))
-    assert state_of(cache, 0) == truth([*other, 0])
-
-
 def test_a_rejected_draft_was_never_done() -> None:
     for n_kept in range(6):
         cache, tokens = make_cache(), [5, 6, 7]
@@ -268,18 +252,6 @@ def test_a_draft_over_a_border_leaves_a_snapshot_there() -> None:
     assert state_of(cache, 1) == after(truth(tokens[:8]), 0)
 
 
-def test_rollback_within_what_is_parked_is_exact() -> None:
-    cache, tokens = make_cache(room=0), [1, 2, 3]
-    run(cache, 0, tokens)
-    assert cache.reserve(0, "target", 2, 9, 6)
-    feed(cache, "target", Span(0, [3, 4, 5, 6, 7], 2, 4, 5))
-    cache.commit(0, "target", 7)
-    assert cache.rollback(0, 5) == 5
-    assert state_of(cache, 0) == after(truth([1, 2, 3, 4, 5]), 0)
-    assert cache.rollback(0, 2) == 0  # the state has moved on, and no snapshot was kept
-    assert state_of(cache, 0) == after(0, 0)
-
-
 def test_after_a_pass_that_broke_off_nothing_of_it_is_left() -> None:
     cache, tokens = make_cache(), list(range(11))
     run(cache, 0, tokens)
@@ -305,8 +277,6 @@ def test_other_stores_keep_their_rows_while_the_target_recovers() -> None:
     cache.commit(0, "head", 10)
     assert cache.recover(0) == 8
     assert cache.length(0, "head") == 10
-    assert cache.rollback(0, 6) == 4  # cut from outside: what follows may be other tokens
-    assert cache.length(0, "head") == 6
 
 
 def test_a_recurrent_store_starts_over_in_the_middle_and_is_resumed_from_there() -> None:
@@ -324,16 +294,16 @@ def test_a_recurrent_store_starts_over_in_the_middle_and_is_resumed_from_there()
     assert cache.begin(1, tokens, "") == 16
     assert (cache.start(1, "draft"), cache.length(1, "draft")) == (8, 16)
     assert state_of(cache, 1, "draft") == after(truth(tokens[8:16]), 0)
-    cache.rollback(1, 15)
+    assert cache.begin(1, tokens[:16], "") == 12
     assert (cache.start(1, "draft"), cache.length(1, "draft")) == (8, 12)
     assert state_of(cache, 1, "draft") == after(truth(tokens[8:12]), 0)
-    cache.rollback(1, 11)
-    assert (cache.start(1, "draft"), cache.length(1, "draft")) == (8, 8)
+    assert cache.begin(1, tokens[:12], "") == 8
+    assert (cache.start(1, "draft"), cache.length(1, "draft")) == (0, 0)
     assert state_of(cache, 1, "draft") == after(0, 0)
 
 
 class Lives(RuleBasedStateMachine):
-    """Slots that begin, draft, keep some, roll back, break off and end at random, on too few rows and snapshots."""
+    """Slots that begin, draft, keep some, start over, break off and end at random, on too few rows and snapshots."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -352,7 +322,7 @@ class Lives(RuleBasedStateMachine):
         tokens, n_past = self.tokens[slot], self.cache.length(slot, "target")
         if len(tokens) > 30:
             return self.end(slot)
-        certain = tokens[n_past:]  # more than one after a rollback
+        certain = tokens[n_past:]  # more than one where it starts over
         if not self.cache.reserve(slot, "target", n_past, len(tokens) + len(drafts), len(drafts)):
             drafts = []
             assert self.cache.reserve(slot, "target", n_past, len(tokens), 0)
@@ -368,11 +338,10 @@ class Lives(RuleBasedStateMachine):
         return None
 
     @precondition(lambda self: self.tokens)
-    @rule(data=st.data(), n_tokens=st.integers(1, 20))
-    def cut(self, data: st.DataObject, n_tokens: int) -> None:
+    @rule(data=st.data())
+    def start_over(self, data: st.DataObject) -> None:
         slot = data.draw(st.sampled_from(sorted(self.tokens)))
-        self.tokens[slot] = self.tokens[slot][:n_tokens]
-        assert self.cache.rollback(slot, len(self.tokens[slot]) - 1) <= len(self.tokens[slot]) - 1
+        assert self.cache.begin(slot, self.tokens[slot], "") <= len(self.tokens[slot]) - 1
 
     @rule(slot=st.integers(0, 2))
     def end(self, slot: int) -> None:

@@ -136,7 +136,6 @@ def test_a_shared_page_is_copied_before_it_is_written() -> None:
     cache, tokens = make_cache(), list(range(1, 13))
     run(cache, 0, tokens)
     assert cache.begin(1, [*tokens, 50], "") == 12
-    assert cache.rollback(1, 10) == 10
     shared = pages_of(cache).table(0)[2]
     assert pages_of(cache).table(1)[2] == shared
     assert write(cache, 1, "target", [*tokens[:10], 99, 98], 10, 12)
@@ -150,7 +149,6 @@ def test_a_shared_page_is_copied_before_it_is_written() -> None:
 def test_rewritten_pages_are_no_longer_offered() -> None:
     cache, tokens = make_cache(), list(range(1, 13))
     run(cache, 0, tokens)
-    assert cache.rollback(0, 10) == 10
     assert write(cache, 0, "target", [*tokens[:10], 99, 98], 10, 12)
     assert cache.begin(1, [*tokens, 50], "") == 8
 
@@ -163,27 +161,12 @@ def test_a_rewritten_page_makes_way_for_another_of_its_key() -> None:
         assert write(cache, slot, "target", tokens, 0, 12)
         cache.commit(slot, "target", 12)
         cache.publish(slot, tokens, 12)
-    assert cache.rollback(0, 10) == 10
     assert write(cache, 0, "target", [*tokens[:10], 99, 98], 10, 12)
     assert write(cache, 1, "target", tokens, 12, 16)
     cache.commit(1, "target", 16)
     cache.publish(1, tokens, 16)
     assert cache.begin(2, [*tokens[:12], 50], "") == 12
     assert seen(cache, 2, "target") == tokens[7:12]
-
-
-def test_a_rollback_behind_the_window_goes_to_where_another_one_lives() -> None:
-    tokens = list(range(1, 31))
-    cache = make_cache(n_window_pages=12)
-    run(cache, 0, tokens)
-    assert cache.rollback(0, 29) == 29  # its window is held
-    assert cache.rollback(0, 15) == 12  # gone, but offered and not yet taken for something else
-    assert seen(cache, 0, "target") == tokens[7:12]
-    cache = make_cache(n_window_pages=5)
-    run(cache, 0, tokens)
-    assert cache.rollback(0, 6) == 0
-    assert pages_of(cache).n_held(0) == 0
-    assert write(cache, 0, "target", tokens, 0, 6)
 
 
 def test_stores_have_windows_of_their_own() -> None:
@@ -211,7 +194,7 @@ def test_a_store_starts_over_in_the_middle_and_its_window_with_it() -> None:
     assert cache.begin(1, tokens, "") == 28
     assert (cache.start(1, "draft"), cache.length(1, "draft")) == (20, 28)
     assert seen(cache, 1, "draft") == tokens[26:28]
-    cache.rollback(1, 19)
+    assert cache.begin(1, tokens[:20], "") == 16
     assert cache.length(1, "draft") == 0
     assert pages_of(cache, "draft").n_held(1) == 0
 
@@ -250,7 +233,7 @@ def test_layers_with_windows_take_memory_once_and_none_per_token() -> None:
 
 
 class Lives(RuleBasedStateMachine):
-    """Slots that begin, guess, grow, roll back and end at random beside a draft that lags.
+    """Slots that begin, guess, grow, begin anew with another text and end at random beside a draft that lags.
 
     Every window reads the slot's own tokens, nothing leaks, and no slot holds more than its window and a pass.
     """
@@ -294,9 +277,7 @@ class Lives(RuleBasedStateMachine):
     @rule(slot=st.integers(0, 2), n_tokens=st.integers(1, 30), token=st.integers(1, 2))
     def edit(self, slot: int, n_tokens: int, token: int) -> None:
         if slot in self.tokens:
-            n_tokens = min(n_tokens, len(self.tokens[slot]))
-            assert self.cache.rollback(slot, n_tokens) <= n_tokens
-            self.tokens[slot] = [*self.tokens[slot][:n_tokens], token]
+            self.begin(slot, [*self.tokens[slot][:n_tokens], token])
 
     @rule(slot=st.integers(0, 2))
     def end(self, slot: int) -> None:

@@ -51,7 +51,7 @@ class Backlog:
         return self._cache.stores[self.name]
 
     def forget(self, slot: Slot) -> None:
-        """The slot has another sequence, or fewer tokens."""
+        """The slot has another sequence."""
         self._noted.pop(slot.id, None)
 
     def note(self, kept: Sequence[Kept]) -> None:
