@@ -152,7 +152,7 @@ def inflated_mtp(source: Any, target: Network, n_ctx: int) -> Mtp:
         taps=(target.config.n_layers + 1,),
         d_model=plan.d_model,
         is_chained=True,
-        layers=[layer],
+        modules=[layer],
         n_params=source.n_params - before,
     )
 

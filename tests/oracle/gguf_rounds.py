@@ -82,10 +82,9 @@ def said(head: Mtp) -> Tensor:
     pages, generator = Pages(head.needs), torch.Generator().manual_seed(1)
     found = []
     with torch.inference_mode():
-        for i in range(head.n_layers):
+        for i, module in enumerate(head.modules):
             hidden = torch.randn(N, head.d_model, generator=generator)
-            span = Span(0, text(7 + i, N), 0, 0, N)
-            found.append(torch.cat(head.forward(pages.batch(span), hidden, pages.store, i), -1))
+            found.append(torch.cat(pages.run(module, hidden, Span(0, text(7 + i, N), 0, 0, N)), -1))
     assert all(one.std() > 0.3 for one in found), "what is said must be large enough to show a difference"
     return torch.stack(found)
 

@@ -19,6 +19,7 @@ from slipstream.engine.models.heads.dspark import DSpark
 from slipstream.engine.models.heads.eagle3 import Eagle3
 from slipstream.engine.models.heads.mtp import Mtp
 from slipstream.engine.models.network import Network
+from slipstream.engine.speculate.network.draft_hidden import Module
 
 CPU = torch.device("cpu")
 N_CTX, PAGE, N_PAGES, N_SLOTS, VOCAB = 128, 16, 48, 4, 384
@@ -44,6 +45,11 @@ class Pages:
         if self.store.windows is None:
             return batch
         return replace(batch, window=batch.on_pages(tables, PAGE))  # all of a text is kept
+
+    def run(self, module: Module, hidden: Tensor, *spans: Span) -> tuple[Tensor, Tensor]:
+        """A head's module over the spans: [n_logits, vocab] float32 and recurrence [n_logits, d_model]."""
+        said, recurrence = module.run(self.batch(*spans), hidden, self.store)
+        return module.logits(said), recurrence
 
 
 def text(seed: int, n: int = N_TEXT + 1) -> list[int]:
@@ -126,7 +132,7 @@ class Rounds:
 
     def run(self, spans: Sequence[Span], hidden: Tensor) -> tuple[Tensor, Tensor]:
         with torch.inference_mode():
-            logits, recurrence = self.head.forward(self.pages.batch(*spans), hidden, self.pages.store)
+            logits, recurrence = self.pages.run(self.head.modules[0], hidden, *spans)
         assert logits.dtype == torch.float32
         assert logits.shape == (recurrence.shape[0], VOCAB)
         assert recurrence.shape[1] == self.head.d_model

@@ -87,7 +87,7 @@ def guesses(head: Any) -> Tensor:
     pages = Pages(head.needs)
     with torch.inference_mode():
         span = Span(0, text(7, N), 0, 0, N)
-        found = head.forward(pages.batch(span), head.fuse(streams(head, 1)), pages.store)
+        found = pages.run(head.modules[0], head.fuse(streams(head, 1)), span)
     assert found[0][found[0].isfinite()].std() > 0.3, "logits must be large enough to show a difference"
     return torch.cat(found, -1)
 
@@ -129,7 +129,7 @@ def test_prediction_layers(with_mtp: Callable[[str], Path], tmp_path: Path, fami
     for of in (path, alone):
         assert torch.equal(guesses(load_mtp(of, target, N_CTX)), expected), of.name
     assert [kind_of(of) for of in (path, alone)] == ["draft-model", "draft-mtp"]
-    assert load_mtp(alone, target, N_CTX).layers[0].embedding is target.decoder.embedding
+    assert load_mtp(alone, target, N_CTX).modules[0].embedding is target.decoder.embedding
 
 
 @pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5"])

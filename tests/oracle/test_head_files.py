@@ -168,7 +168,7 @@ def test_padding_rows_are_no_tokens(tmp_path: Path) -> None:
     for head, n_known in ((reduced, 90), (full, 384)):
         pages, token_ids = Pages(head.needs), text(1, 11)
         hidden = head.fuse(streams_of(network, token_ids[:10], head.taps))
-        logits, _ = head.forward(pages.batch(Span(0, token_ids[1:], 0, 0, 10)), hidden, pages.store)
+        logits, _ = pages.run(head, hidden, Span(0, token_ids[1:], 0, 0, 10))
         assert logits.shape == (10, 384)
         assert logits.isfinite().sum(-1).tolist() == [n_known] * 10
 

@@ -135,7 +135,7 @@ def mtp_reference(formula: Formula, names: MtpNames, matrix: Tensor) -> Referenc
 def check_mtp(head: Mtp, target: Network, formula: Formula, names: MtpNames) -> float:
     """Play rounds against the formula; both targets here have one matrix for embedding and head."""
     assert head.taps == (7,)
-    assert head.n_layers == 1
+    assert len(head.modules) == 1
     embedding = target.decoder.embedding.weight
     return play(Rounds(head, embedding, mtp_reference(formula, names, embedding)), lanes_of(head, target))
 
@@ -155,9 +155,9 @@ def test_mtp_in_the_names_of_deepseek(folder_of: Folders, tmp_path: Path) -> Non
     assert target.n_params == load_network(original, torch.float32, CPU, N_CTX, VOCAB).n_params
     head = load_mtp(folder, target, N_CTX)
     assert head.n_params == n_params
-    assert head.layers[0].embedding is target.decoder.embedding
-    assert head.layers[0].head is target.decoder.head
-    assert head.layers[0].block.mixer.rope is target.decoder.blocks[0].mixer.rope
+    assert head.modules[0].embedding is target.decoder.embedding
+    assert head.modules[0].head is target.decoder.head
+    assert head.modules[0].block.mixer.rope is target.decoder.blocks[0].mixer.rope
     assert check_mtp(head, target, Formula(tensors, 1e6, 1e-6, 32), DEEPSEEK) < TOLERANCE
 
 
@@ -202,7 +202,7 @@ def test_mtp_recycled_before_the_norm(folder_of: Folders, tmp_path: Path) -> Non
     hidden = streams_of(target, text(2, 9), (7,))[0]
     for head in (normed, raw):
         pages = Pages(head.needs)
-        results.append(head.forward(pages.batch(span), hidden, pages.store))
+        results.append(pages.run(head.modules[0], hidden, span))
     assert torch.equal(results[0][0], results[1][0])
     formula = Formula(tensors, 1e6, 1e-6, 32)
     assert worst(formula.norm("model.layers.6.shared_head.norm", results[1][1]), results[0][1]) < TOLERANCE
@@ -231,7 +231,7 @@ def test_mtp_is_that_of_transformers(folder_of: Folders, tmp_path: Path, n_layer
     folder = with_head(tmp_path / "both", original, tensors)
     target = load_network(folder, torch.float32, CPU, N_CTX, VOCAB)
     head, ids = load_mtp(folder, target, N_CTX), text(7, 61)
-    assert head.n_layers == n_layers
+    assert len(head.modules) == n_layers
     pages, at = Pages(head.needs), torch.arange(60)[None]
     shifted = [ids[1:][layer:] + ids[:layer] for layer in range(n_layers)]  # once more per layer
     (features,) = streams_of(target, ids[:-1], head.taps)
@@ -242,8 +242,8 @@ def test_mtp_is_that_of_transformers(folder_of: Folders, tmp_path: Path, n_layer
         for a, b in ((0, 37), (37, 38), (38, 60)):
             hidden = features[a:b]
             for layer, tokens in enumerate(shifted):
-                batch = pages.batch(Span(1, tokens[a:b], a, 0, b - a))
-                logits, hidden = head.forward(batch, hidden, pages.store, layer)
+                span = Span(1, tokens[a:b], a, 0, b - a)
+                logits, hidden = pages.run(head.modules[layer], hidden, span)
                 assert worst(hidden, true[layer + 1][0, a:b]) < TOLERANCE
                 assert worst(logits, model.lm_head(true[layer + 1])[0, a:b]) < TOLERANCE
 
@@ -258,11 +258,10 @@ def test_rows_do_not_depend_on_the_width_of_the_pass(folder_of: Folders, tmp_pat
         head = load_eagle3(eagle, target, N_CTX)
         hidden = head.fuse(streams_of(target, ids[:40], head.taps))
         pages, alone = Pages(head.needs, dtype), Pages(head.needs, dtype)
-        whole = head.forward(pages.batch(Span(0, ids[1:], 0, 0, 40)), hidden, pages.store)
+        whole = pages.run(head, hidden, Span(0, ids[1:], 0, 0, 40))
         for p in range(40):
-            others = Span(1, ids[:3], 0, 0, 0)
-            batch = alone.batch(others, Span(0, [ids[p + 1]], p, 0, 1))
-            row = head.forward(batch, torch.cat((hidden[:3], hidden[p : p + 1])), alone.store)
+            spans = Span(1, ids[:3], 0, 0, 0), Span(0, [ids[p + 1]], p, 0, 1)
+            row = alone.run(head, torch.cat((hidden[:3], hidden[p : p + 1])), *spans)
             assert torch.equal(row[0][0], whole[0][p])
             assert torch.equal(row[1][0], whole[1][p])
 
@@ -277,7 +276,7 @@ def test_heads_in_bfloat16(folder_of: Folders, tmp_path: Path) -> None:
         target, ids = load_network(folder_of("llama"), dtype, CPU, N_CTX, VOCAB), text(1, 41)
         head = load_eagle3(folder, target, N_CTX)
         pages, hidden = Pages(head.needs, dtype), head.fuse(streams_of(target, ids[:40], head.taps))
-        results.append(head.forward(pages.batch(Span(0, ids[1:], 0, 0, 40)), hidden, pages.store))
+        results.append(pages.run(head, hidden, Span(0, ids[1:], 0, 0, 40)))
     (exact, _), (coarse, recurrence) = results
     assert coarse.dtype == torch.float32
     assert recurrence.dtype == torch.bfloat16

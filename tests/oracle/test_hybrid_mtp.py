@@ -122,18 +122,16 @@ def test_mtp_is_that_of_transformers(made: Callable[[str], tuple[Path, Theirs]],
         outputs = theirs(folder)(torch.tensor([ids[:-1]]), output_hidden_states=True)
         features = outputs.hidden_states[-1][0]  # [N, d_model], after the final norm
         expected = oracle(embedding[torch.tensor(ids[1:])], features)
-        pages = Pages(head.needs)
+        pages, (layer,) = Pages(head.needs), head.modules
         said = []
         for a, b in ((0, 37), (37, 38), (38, N)):
-            _, states = head.forward(
-                pages.batch(Span(0, ids[a + 1 : b + 1], a, 0, b - a)), features[a:b], pages.store
-            )
+            _, states = pages.run(layer, features[a:b], Span(0, ids[a + 1 : b + 1], a, 0, b - a))
             said.append(states)
-            head.forward(pages.batch(Span(0, [5, 6, 7], b, 3, 3)), features[:3], pages.store)
+            pages.run(layer, features[:3], Span(0, [5, 6, 7], b, 3, 3))
         assert worst(torch.cat(said), expected) < 1e-5
         again = [*ids[1:], 11, 12]
         carried = torch.cat((features, expected[-1:]))
-        logits, state = head.forward(pages.batch(Span(0, [11], N, 1, 1)), expected[-1:], pages.store)
+        logits, state = pages.run(layer, expected[-1:], Span(0, [11], N, 1, 1))
         assert worst(state, oracle(embedding[torch.tensor(again[:-1])], carried)[-1:]) < 1e-5
         matrix = load_file(folder / "model.safetensors")["lm_head.weight"]
         assert worst(logits, state @ matrix[:VOCAB].T) < 1e-4
@@ -167,7 +165,5 @@ def test_a_wrapper_brings_its_mtp_layer(made: Callable[[str], tuple[Path, Theirs
         target = load_network(place, torch.float32, CPU, N_CTX, VOCAB)
         head = load_mtp(place, target, N_CTX)
         pages = Pages(head.needs)
-        results.append(
-            head.forward(pages.batch(Span(0, [3, 4, 5], 0, 0, 3)), torch.ones(3, 64), pages.store)[0]
-        )
+        results.append(pages.run(head.modules[0], torch.ones(3, 64), Span(0, [3, 4, 5], 0, 0, 3))[0])
     assert torch.equal(*results)

@@ -73,12 +73,10 @@ def drafted(head: AnyDraft, target: Network, ids: list[int]) -> Tensor:
     with torch.inference_mode():
         if isinstance(head, BlockDraft):
             return blocks_along(head, streams, pages, ids)
-        n = len(ids) - 1
-        hidden = head.fuse(streams)
-        first, state = head.forward(pages.batch(Span(0, ids[1:], 0, 0, n)), hidden, pages.store)
+        n, module = len(ids) - 1, head.modules[0]
+        first, state = pages.run(module, head.fuse(streams), Span(0, ids[1:], 0, 0, n))
         # What each row returned leads into the row after it, in another slot.
-        batch = pages.batch(Span(1, ids[2:], 0, 0, n - 1))
-        second, _ = head.forward(batch, state[:-1], pages.store)
+        second, _ = pages.run(module, state[:-1], Span(1, ids[2:], 0, 0, n - 1))
     return torch.cat((first, second))
 
 

@@ -127,8 +127,7 @@ def drafted(folder: Path, network: Network, ids: list[int], states: Tensor) -> T
     with torch.inference_mode():
         for step in range(3):
             n = len(ids) - 1 - step
-            batch = pages.batch(Span(step, ids[step + 1 :], 0, 0, n))
-            logits, state = head.forward(batch, state[:n], pages.store)
+            logits, state = pages.run(head.modules[0], state[:n], Span(step, ids[step + 1 :], 0, 0, n))
             found.append(logits)
     return torch.cat(found)
 

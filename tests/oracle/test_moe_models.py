@@ -302,15 +302,15 @@ def test_the_mtp_layer(oracle: Callable[[str], Oracle], variant: str, tmp_path: 
     target = loaded(copy)
     mtp, ids = load_mtp(copy, target, N_CTX), text(7, 61)
     assert mtp.n_params == sum(one.numel() for one in tensors.values())
-    assert isinstance(mtp.layers[0].block.ffn, MoE)
+    (layer,) = mtp.modules
+    assert isinstance(layer.block.ffn, MoE)
     (features,) = streams_of(target, ids[:-1], mtp.taps)
     pages, at = Pages(mtp.needs), torch.arange(60)[None]
     with torch.inference_mode():
         hidden = model(torch.tensor([ids[:-1]]), output_hidden_states=True).hidden_states[-1]
         true = head.forward_layer(0, hidden, at, None, input_ids=torch.tensor([ids[1:]]))  # [1, 60, d_model]
         for a, b in ((0, 37), (37, 38), (38, 60)):
-            batch = pages.batch(Span(1, ids[1:][a:b], a, 0, b - a))
-            logits, recurrence = mtp.forward(batch, features[a:b], pages.store)
+            logits, recurrence = pages.run(layer, features[a:b], Span(1, ids[1:][a:b], a, 0, b - a))
             assert difference(recurrence, true[0, a:b]) < 1e-4
             assert difference(logits, model.lm_head(true)[0, a:b]) < 1e-4
     without = edited(copy, tmp_path / "without", lambda all: all.pop("model.layers.4.mlp.experts.down_proj"))

@@ -217,7 +217,7 @@ def test_mtp_layers_in_the_same_folder(plain: Any, tmp_path: Path, name: str) ->
     said = []
     for folder in (narrow, dense):
         head = load_mtp(folder, load_network(folder, torch.float32, CPU, N_CTX), N_CTX)
-        said.append((linear(x, head.layers[0].joint), head.layers[0].block.ffn(x[:, :64])))
+        said.append((linear(x, head.modules[0].joint), head.modules[0].block.ffn(x[:, :64])))
     for one, other in zip(said[0], said[1], strict=True):
         assert torch.equal(one, other)
 

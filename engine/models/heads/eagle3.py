@@ -141,13 +141,8 @@ class Eagle3:
         return [self.first.attention.need, *(block.mixer.need for block in self.more)]
 
     def fuse(self, taps: Sequence[Tensor]) -> Tensor:
-        """The streams `self.taps`, [n_rows, d_target] each -> what `forward` takes, [n_rows, d_model]."""
+        """The streams `self.taps`, [n_rows, d_target] each -> what `run` takes, [n_rows, d_model]."""
         return self.fusion(taps)
-
-    def forward(self, batch: Batch, hidden: Tensor, store: Store) -> tuple[Tensor, Tensor]:
-        """`run`, with its result as `logits`: [n_logits, vocab] float32 and recurrence [n_logits, d_model]."""
-        said, recurrence = self.run(batch, hidden, store)
-        return self.logits(said), recurrence
 
     def logits(self, said: Tensor) -> Tensor:
         """[n_rows, d_model] -> [n_rows, vocab] float32; ids outside the draft's vocabulary get minus infinity."""

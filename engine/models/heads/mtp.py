@@ -168,32 +168,17 @@ class Mtp:
     is_chained: bool  # each layer reads the state of the layer before; else all read the target's
     d_model: int
     n_params: int  # without what it shares with the target
-    layers: Sequence[MtpLayer]
-
-    @property
-    def n_layers(self) -> int:
-        """Layers, each for one guess further ahead."""
-        return len(self.layers)
-
-    @property
-    def modules(self) -> Sequence[MtpLayer]:
-        """The layers that guess, in turn; the last is looped for further guesses."""
-        return self.layers
+    modules: Sequence[MtpLayer]  # the layers that guess, in turn; the last is looped for further guesses
 
     @property
     def needs(self) -> list[Need]:
         """What each layer needs from a `Store`."""
-        return [layer.block.mixer.need for layer in self.layers]
+        return [layer.block.mixer.need for layer in self.modules]
 
     def fuse(self, taps: Sequence[Tensor]) -> Tensor:
         """The streams `self.taps`, [n_rows, d_model] each -> what the first layer reads, [n_rows, d_model]."""
         (hidden,) = taps
         return hidden
-
-    def forward(self, batch: Batch, hidden: Tensor, store: Store, layer: int = 0) -> tuple[Tensor, Tensor]:
-        """`MtpLayer.run` and `logits` of a layer: [n_logits, vocab] float32 and recurrence [n_logits, d_model]."""
-        said, recurrence = self.layers[layer].run(batch, hidden, store)
-        return self.layers[layer].logits(said), recurrence
 
 
 def mtp_tensors(names: Collection[str], n_layers: int) -> frozenset[str]:
@@ -260,7 +245,7 @@ def load_mtp(path: Path | str, target: Network, n_ctx: int, choices: HeadChoices
         taps=final_tap(weights.folder, target, choices, shift=-1 if first_names.reads_raw else 0),
         is_chained=recycled != "target",
         d_model=plan.d_model,
-        layers=[
+        modules=[
             load_layer(weights, names, plan, target, place, recycle_normed=recycled != "raw")
             for place, (names, _) in enumerate(found)
         ],
