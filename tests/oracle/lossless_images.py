@@ -2,7 +2,7 @@
 
     python -m tests.oracle.lossless_images [--family qwen3_vl …] [--dtype float32 bfloat16] [--cases 12]
 
-Every chain of drafters on every bench, with cancels, cuts, preemption and saved slots, against plain decoding alone.
+Every chain of drafters on every bench, with cancels, preemption and saved slots, against plain decoding alone.
 The draft model is the target with noise, in the part that sees images too.
 """
 

@@ -194,7 +194,7 @@ def test_heads_that_cuda_has_no_kernel_for_are_refused_there(oracle: Get, tmp_pa
 @pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_the_text_is_that_of_plain_decoding(oracle: Get, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Through the engine, with a draft network that is right in part, cancels, cuts and preemptions."""
+    """Through the engine, with a draft network that is right in part, cancels and preemptions."""
     folder, prompt, _ = oracle("gemma4")
     lab = Lab(Folders(folder, noised_copy(folder, tmp_path, 0.02)), dtype, n_ctx=N_CTX)
     assert draft_beside_trouble(lab, prompt.tolist())[1] > 0

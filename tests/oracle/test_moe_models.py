@@ -283,7 +283,7 @@ def test_the_router_of_qwen_runs_in_the_dtype_of_the_network(oracle: Callable[[s
 def test_the_text_is_that_of_plain_decoding(
     oracle: Callable[[str], Oracle], variant: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    """Through the engine, with a draft network that is right in part, cancels, cuts and preemptions."""
+    """Through the engine, with a draft network that is right in part, cancels and preemptions."""
     folder, prompt, _ = oracle(variant)
     lab = Lab(Folders(folder, noised_copy(folder, tmp_path, 0.05)), dtype, n_ctx=N_CTX)
     n_drafted, n_accepted = draft_beside_trouble(lab, prompt.tolist())

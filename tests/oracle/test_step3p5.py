@@ -106,7 +106,7 @@ def test_greedy_text(oracle: Get) -> None:
 @pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_the_text_is_that_of_plain_decoding(oracle: Get, dtype: torch.dtype, tmp_path: Path) -> None:
-    """Through the engine, with a draft network that is right in part, cancels, cuts and preemptions."""
+    """Through the engine, with a draft network that is right in part, cancels and preemptions."""
     folder, prompt, _ = oracle("step3p7")
     lab = Lab(Folders(folder, noised_copy(folder, tmp_path, 0.05)), dtype, n_ctx=N_CTX)
     n_drafted, n_accepted = draft_beside_trouble(lab, prompt.tolist())
