@@ -78,14 +78,11 @@ def test_reads_of_a_draft_do_not_grow_with_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     target = load_network(folder_of("llama"), torch.float32, CPU, N_CTX, VOCAB)
-    stores = {"target": Store(target.needs, SIZES, torch.float32, CPU)}
+    stores = {name: Store(target.needs, SIZES, torch.float32, CPU) for name in ("target", STORE)}
     cache = Cache(stores, 2, 64, PAGE)
     drafter = make(tmp_path, target, cache)
-    network = target if isinstance(drafter, DraftModel) else drafter._head
-    cache.stores[STORE] = Store(network.needs, SIZES, torch.float32, CPU)
-    cache._strides[STORE] = None
-    for entry in cache._entries:
-        entry.rows[STORE] = range(0)
+    if not isinstance(drafter, DraftModel):
+        cache.stores[STORE] = Store(drafter._head.needs, SIZES, torch.float32, CPU)
     capacity = Capacity(n_slots=2, n_ctx=N_CTX, batch_size=64, eos_ids=frozenset())
     engine = Engine(target, cache, Chain([drafter], Lengths(adaptive=False), now=WoundClock()), capacity)
     counts: dict[int, list[int]] = {2: [], 16: []}
