@@ -6,6 +6,8 @@ that is lost, fails as well, for every request, in a server that still looks hea
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from slipstream.engine.errors import DeviceLost
 from slipstream.kernels.device_fault import is_device_fault
 
@@ -25,3 +27,25 @@ def raise_if_lost(error: BaseException) -> None:
     """Raises `DeviceLost` where the device is lost; returns where the caller may go on."""
     if (lost := device_loss(error)) is not None:
         raise lost
+
+
+class Spared:
+    """Hands what goes wrong inside to `failed`, and goes on behind it; raises `DeviceLost` where the device is lost.
+
+    A class, not a generator: a step goes through several, and every slot through two.
+    """
+
+    __slots__ = ("_failed",)
+
+    def __init__(self, failed: Callable[[Exception], None]) -> None:
+        self._failed = failed
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        raise_if_lost(error)
+        self._failed(error)
+        return True

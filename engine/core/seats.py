@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from slipstream.engine.cache import saved
 from slipstream.engine.cache.cache import Cache
@@ -16,35 +17,12 @@ from slipstream.engine.core.forward import STORE
 from slipstream.engine.core.plan import Work
 from slipstream.engine.core.queue import Waiting
 from slipstream.engine.core.remembered import Remembered
-from slipstream.engine.device_loss import raise_if_lost
-from slipstream.engine.errors import DeviceLost, EngineError, EngineFault, StepFailed, TimedOut
+from slipstream.engine.device_loss import Spared
+from slipstream.engine.errors import EngineError, EngineFault, StepFailed, TimedOut
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.chain import Chain
 
 log = logging.getLogger(__name__)
-
-
-class _Guard:
-    """Notes what goes wrong inside. A class, not a generator: every slot passes two a step."""
-
-    __slots__ = ("_failed", "_slot")
-
-    def __init__(self, failed: list[tuple[Slot, EngineError]], slot: Slot) -> None:
-        self._failed, self._slot = failed, slot
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
-        if not isinstance(error, Exception) or isinstance(error, DeviceLost):
-            return False
-        if not isinstance(error, EngineError):
-            raise_if_lost(error)
-            fault = StepFailed("the engine failed for this request alone")
-            fault.__cause__ = error
-            error = fault
-        self._failed.append((self._slot, error))
-        return True
 
 
 class Seats:
@@ -84,12 +62,19 @@ class Seats:
                 ended.append((slot.request.id, TimedOut(self.waiting.request_s)))
         return ended
 
-    def guard(self, slot: Slot) -> _Guard:
+    def guard(self, slot: Slot) -> Spared:
         """What is done for one request alone. If it raises, this request ends (`failures`), and no other.
 
         Raises `DeviceLost`.
         """
-        return _Guard(self._failed, slot)
+        return Spared(partial(self._note, slot))
+
+    def _note(self, slot: Slot, error: Exception) -> None:
+        if not isinstance(error, EngineError):
+            fault = StepFailed("the engine failed for this request alone")
+            fault.__cause__ = error
+            error = fault
+        self._failed.append((slot, error))
 
     def failures(self) -> list[tuple[str, EngineError]]:
         """End the requests that failed, each with the error it ends with and, if that is our fault, a line in the log.
@@ -98,7 +83,7 @@ class Seats:
         """
         ended = {}
         failed = [*self._failed]
-        self._failed.clear()  # the same list: guards have it
+        self._failed.clear()
         for slot, error in failed:
             request_id = slot.request.id
             if request_id in ended:

@@ -14,7 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from slipstream.engine.device_loss import raise_if_lost
+from slipstream.engine.device_loss import Spared, raise_if_lost
 from slipstream.engine.slot import DrafterTally, Slot
 
 log = logging.getLogger(__name__)
@@ -25,25 +25,6 @@ _ALARM_AFTER = 500  # drafted tokens of a network
 _ALARM_BELOW = 0.05  # accepted share of them
 
 T = TypeVar("T")
-
-
-class _Spared:
-    """Passes on that something inside went wrong, but for a lost device. A class: a step goes through several."""
-
-    __slots__ = ("_failed",)
-
-    def __init__(self, failed: Callable[[], None]) -> None:
-        self._failed = failed
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        raise_if_lost(error)
-        self._failed()
-        return True
 
 
 class Guard:
@@ -109,18 +90,19 @@ class Guard:
             for slot in slots:
                 slot.stats.tally(name).call(verb, seconds / len(slots))
 
-    def spared(self) -> _Spared:
+    def spared(self) -> Spared:
         """What is decided and learnt about drafts runs inside. If it raises, what it was for goes without.
 
         Raises `DeviceLost`.
         """
-        return _Spared(self._spare)
+        return Spared(self._spare)
 
-    def _spare(self) -> None:
+    def _spare(self, error: Exception) -> None:
         """Log a failed decision: the first, the tenth and so on, as what fails may do so in every pass."""
         self._n_spared += 1
         if str(self._n_spared).strip("0") == "1":
-            log.exception("a decision about drafts failed, none were made n_failures=%d", self._n_spared)
+            told = "a decision about drafts failed, none were made n_failures=%d"
+            log.error(told, self._n_spared, exc_info=error)
 
     def credit(self, name: str, slot: Slot, positions: Sequence[int], n_accepted: int) -> None:
         """Count a verified draft: the places of the drafter's tokens in it, and how many tokens of it were accepted."""

@@ -18,9 +18,8 @@ TOOL = {
     "type": "function",
     "function": {"name": NAME, "description": SAID, "parameters": {"type": "object", "properties": {}}},
 }
-NO_VALUE = re.compile(
-    "None|null"
-)  # what a template writes of null if it does not look whether there is a value
+# What a template writes of null if it does not look whether there is a value.
+NO_VALUE = re.compile("None|null")
 
 # From the turns of a conversation and keywords to what the template writes; None if it refuses them.
 Write = Callable[[Sequence[Any], Mapping[str, Any]], str | None]

@@ -1,7 +1,7 @@
 """OpenAI's two forms of a reply, chat and plain text, as far as they differ: the entries of `choices`.
 
-A choice turns its engine events into entries of chunks, or into the entry of a whole
-reply. `reply.py` has what both forms share.
+A choice turns its engine events into entries of chunks, or into the entry of a whole reply. `reply.py` has what both
+forms share.
 """
 
 from __future__ import annotations

@@ -73,9 +73,8 @@ class Form:
 
     id_prefix: str
     prompt_field: str  # the request field that errors about the prompt name
-    reply: Callable[
-        [Job, ModelInfo, Sequence[EventStream]], Reply
-    ]  # makes a job's reply of its admitted streams
+    # Makes a job's reply of its admitted streams.
+    reply: Callable[[Job, ModelInfo, Sequence[EventStream]], Reply]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

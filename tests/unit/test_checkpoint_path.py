@@ -79,6 +79,14 @@ def test_a_split_model_is_meant_rather_than_what_lies_beside_it(wanted: str | No
     assert chosen_file("org/repo", wanted, listed) == file
 
 
+def test_a_model_may_have_the_name_of_the_statistics_that_it_was_quantised_by() -> None:
+    listed = ["imatrix_of_m.gguf", "m-imatrix-Q4_K_M.gguf", "m-imatrix.gguf"]
+    for wanted in (None, "Q4_K_M"):
+        assert chosen_file("org/repo", wanted, listed) == "m-imatrix-Q4_K_M.gguf"
+    with pytest.raises(LoadError, match=r"it has m-imatrix-Q4_K_M\.gguf$"):
+        chosen_file("org/repo", "imatrix.gguf", listed)
+
+
 def test_another_type_whose_name_ends_alike_is_not_meant() -> None:
     with pytest.raises(LoadError, match=r"has no GGUF file 'F16' for a model; it has m-BF16\.gguf$"):
         chosen_file("org/repo", "F16", ["m-BF16.gguf", "m.mmproj-f16.gguf"])

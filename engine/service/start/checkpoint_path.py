@@ -27,9 +27,10 @@ COPIES = "consolidated*.safetensors"  # Mistral's form of weights that lie besid
 CONFIGS = ("config.json", "generation_config.json")
 # Of a repository of GGUF files alone the first of these is taken if the name asks for none, as llama.cpp does.
 QUANTS = ("Q4_K_M", "Q8_0")
-# What names of GGUF files contain that are no models: encoders of media, statistics for quantising; and draft heads.
-NO_MODELS = ("mmproj", "imatrix")
-HEADS = ("mtp-", "eagle3-", "dflash-", "dspark-")
+# Names of GGUF files that are no models: encoders of media, statistics for quantising; and of draft heads. A model that
+# was quantised by such statistics may have their name within its own.
+NO_MODELS = re.compile(r"mmproj|^imatrix|imatrix$", re.IGNORECASE)
+HEADS = re.compile("mtp-|eagle3-|dflash-|dspark-", re.IGNORECASE)
 _ASK_S = 10.0  # that the hub may take to say which files a repository has
 
 
@@ -151,9 +152,11 @@ def chosen_file(repository: str, wanted: str | None, listed: Sequence[str]) -> s
     models = [
         file
         for file in sorted(listed)
-        if file.endswith(GGUF) and not _says(file, NO_MODELS) and split_files(Path(file))[0] == Path(file)
+        if file.endswith(GGUF)
+        and not NO_MODELS.search(_stem(Path(file)))
+        and split_files(Path(file))[0] == Path(file)
     ]
-    heads = [file for file in models if _says(file, HEADS)]
+    heads = [file for file in models if HEADS.search(_stem(Path(file)))]
     for some in ([file for file in models if file not in heads], heads):
         for asked in (wanted,) if wanted is not None else QUANTS:
             # No letter before it: F16 is not BF16.
@@ -168,11 +171,6 @@ def chosen_file(repository: str, wanted: str | None, listed: Sequence[str]) -> s
         f"{repository}: has no GGUF file {'' if wanted is None else repr(wanted) + ' '}for a model;"
         f" it has {', '.join(models) or 'none'}"
     )
-
-
-def _says(file: str, words: Sequence[str]) -> bool:
-    """Whether one of the words is part of a file's name."""
-    return any(word in Path(file).name.lower() for word in words)
 
 
 def _stem(path: Path) -> str:
