@@ -54,6 +54,7 @@ class Chain:
     ) -> None:
         """now: a clock in seconds, which the engine goes by too."""
         self._readers = [one for one in drafters if isinstance(one, TextDrafter)]
+        self._reader_names = frozenset(one.name for one in self._readers)
         self._on_device = [one for one in drafters if isinstance(one, DeviceDrafter)]
         self._all: Sequence[Drafter] = [*self._readers, *self._on_device]
         self.lengths = lengths
@@ -71,7 +72,7 @@ class Chain:
             self._survival,
             self.account,
             self._reasons,
-            [one.name for one in self._readers],
+            self._reader_names,
         )
 
     @property
@@ -299,6 +300,7 @@ class Chain:
             for one in kept:
                 for name in self._shadows.judge(one.slot, one.draft.sources[: one.n_accepted]):
                     self.lengths.allowance.refund(one.slot, name)
+                    self._asking.prove(name, one.slot)
         for reader in self._readers:
             self._accept(reader, [one for one in kept if reader.name in one.draft.sources])
         for network in self._on_device:
@@ -319,8 +321,8 @@ class Chain:
             self._credit(slot, draft, n_accepted, coming)
 
     def _credit(self, slot: Slot, draft: Draft, n_accepted: int, coming: Pass) -> None:
-        readers = {one.name for one in self._readers}
-        self.lengths.overlap.gain(slot.id, sum(source in readers for source in draft.sources[:n_accepted]))
+        n_read = sum(source in self._reader_names for source in draft.sources[:n_accepted])
+        self.lengths.overlap.gain(slot.id, n_read)
         if not draft:
             return
         price, token_s = self.lengths.price(coming), self.lengths.token_s(coming)

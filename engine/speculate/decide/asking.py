@@ -6,7 +6,7 @@ tokens all the same, as a trial: whether they are verified or not, the text will
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -21,7 +21,7 @@ from slipstream.engine.speculate.drafter import DeviceDrafter, Draft, Want
 from slipstream.engine.speculate.guard import Guard
 
 _TRIAL = 2  # tokens asked of a drafter that promises too little
-_REST = 4  # tokens of a slot for which it is then not weighed again: what it promises changes by trials alone
+_REST = 16  # tokens of a slot for which it is then not weighed again, unless a guess of its own proves right
 
 
 class Asking:
@@ -34,7 +34,7 @@ class Asking:
         survival: Survival,
         account: Account,
         reasons: Reasons,
-        readers: Sequence[str],
+        readers: Collection[str],
     ) -> None:
         """readers: the text drafters."""
         self._guard, self._lengths, self._survival = guard, lengths, survival
@@ -46,6 +46,10 @@ class Asking:
         """The slot has another text."""
         for key in [key for key in self._rests if key[1] == slot_id]:
             del self._rests[key]
+
+    def prove(self, name: str, slot: Slot) -> None:
+        """A drafter's guess has proved right: the slot is weighed for it again."""
+        self._rests.pop((name, slot.id), None)
 
     def is_read(self, slot: Slot) -> bool:
         """Whether any text drafter reads the slot's text."""

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.engine.drafting import WidthCost
-from slipstream.engine.speculate.decide.draft_cost import DraftCost, assumed
+from slipstream.engine.speculate.decide.draft_cost import ASSUMED, DraftCost, Seconds, scaled
 from slipstream.engine.speculate.decide.pace import Pace
 
 Floats = NDArray[np.float64]
@@ -260,7 +260,7 @@ class Costs:
         call, position, row = self.call_s(name, n_positions, n_fed)
         return call + n_positions * position + n_fed * row
 
-    def call_s(self, name: str, n_positions: int = 1, n_fed: int = 0) -> tuple[float, float, float]:
+    def call_s(self, name: str, n_positions: int = 1, n_fed: int = 0) -> Seconds:
         """Expected seconds of a drafter's call, of a position and of a row that it is fed, in a call of so many.
 
         Whether what was measured is believed depends on the whole of this call, or of the last if that was more.
@@ -269,12 +269,10 @@ class Costs:
         if cost is None:
             return 0.0, 0.0, 0.0
         pace = exp(self._pace.now())
-        known = pace * cost.recent, pace * cost.usual, assumed(self.at(1))  # [3] each
-        call = np.maximum(cost.last, [1.0, n_positions, n_fed])
-        recent, usual, free = (float(call @ one) for one in known)
-        chosen = _chosen((recent, usual, free), self._work_s - cost.at, cost.n_measured)
-        call_s, position_s, row_s = known[chosen].tolist()
-        return call_s, position_s, row_s
+        n_positions, n_fed = max(n_positions, cost.last[0]), max(n_fed, cost.last[1])
+        known = scaled(cost.recent, pace), scaled(cost.usual, pace), scaled(ASSUMED, self.at(1))
+        recent, usual, free = (call + n_positions * position + n_fed * row for call, position, row in known)
+        return known[_chosen((recent, usual, free), self._work_s - cost.at, cost.n_measured)]
 
     def widths(self) -> list[WidthCost]:
         """What is known of passes, by their rows."""

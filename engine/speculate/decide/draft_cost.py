@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Seconds = tuple[float, float, float]  # of a call, a position and a row fed
 
-# Of a pass of one row: what is assumed of a call, a position and a row fed where nothing is known of a drafter.
-_ASSUMED = np.array([0.02, 0.1, 0.002])
+# Shares of a pass of one row: what is assumed where nothing is known of a drafter.
+ASSUMED: Seconds = (0.02, 0.1, 0.002)
 _UNKNOWN = 3.0  # standard deviation of a cost that nothing is known of, beside the cost
 _STEP = 0.05  # by which a cost moves from one call to the next
 _NOISE = 0.2  # standard deviation of a call's seconds, beside those expected
@@ -24,21 +25,25 @@ _LEAST = 0.1  # of what it was: no cost falls further by one call
 _LEAST_S = 1e-9  # and none falls below: a drafter may take as long for one position as for sixteen
 
 
-def assumed(pass_s: float) -> Floats:
-    """Seconds of a call, a position and a row where nothing is known. pass_s: of a pass of one row."""
-    return _ASSUMED * pass_s
+def scaled(costs: Seconds, factor: float) -> Seconds:
+    call, position, row = costs
+    return call * factor, position * factor, row * factor
 
 
 class DraftCost:
-    """Seconds of a call, a position and a row fed, [3], at the pace of the start."""
+    """What a drafter costs, at the pace of the start.
+
+    `recent`: as measured lately; `usual`: the same, moving slowly. Both are read in every pass, often, and plain floats
+    are read quickly; measurements are rarer.
+    """
 
     def __init__(self, pass_s: float, at: float) -> None:
         """pass_s: seconds of a pass of one row; at: seconds of work until now."""
-        self.recent = assumed(pass_s)  # as measured lately
-        self.usual = self.recent  # the same, moving slowly
+        self.recent = self.usual = scaled(ASSUMED, pass_s)
+        self._recent = self._usual = np.array(self.recent)  # [3] each, the same
         self.at = at  # when it was last measured
         self.n_measured = 0  # since the last doubt
-        self.last = np.array([1.0, 1.0, 0.0])  # the last call: 1, positions, rows
+        self.last = 1, 0  # the last call: positions, rows
         self._n_calls = 0
         self._far: float | None = None  # the measurement before, if that was a hiccup
         self._covariance = np.zeros((3, 3))
@@ -47,26 +52,28 @@ class DraftCost:
     def doubt(self) -> None:
         """What was measured may be wrong."""
         self.n_measured = 0
-        self._covariance = np.diag((_UNKNOWN * self.recent) ** 2)
+        self._covariance = np.diag((_UNKNOWN * self._recent) ** 2)
 
     def measure(self, n_positions: int, n_fed: int, seconds: float, at: float) -> None:
         """Learn from a call."""
-        call = self.last = np.array([1.0, n_positions, n_fed])
+        self.last = n_positions, n_fed
+        call = np.array([1.0, n_positions, n_fed])
         before, self._far = self._far, None
-        expected = float(call @ self.recent)
+        expected = float(call @ self._recent)
         ratio = seconds / expected
         if self.n_measured and not 1 / _HICCUP < ratio < _HICCUP and self._is_odd(call, seconds - expected):
             if before is None or (before > 1.0) != (ratio > 1.0):
                 self._far = ratio
                 return
             ratio = min(ratio, before, _MOST) if ratio > 1.0 else max(ratio, before, 1 / _MOST)
-            self.recent = ratio * self.recent
+            self._recent = ratio * self._recent
             self.doubt()
         self._correct(call, seconds)
         self._n_calls += 1
-        self.usual = self.usual * (self.recent / self.usual) ** max(_WEIGHT, 1 / self._n_calls)
+        self._usual = self._usual * (self._recent / self._usual) ** max(_WEIGHT, 1 / self._n_calls)
         self.n_measured += 1
         self.at = at
+        self.recent, self.usual = _seconds(self._recent), _seconds(self._usual)
 
     def _is_odd(self, call: Floats, surprise: float) -> bool:
         """Whether so much of a surprise is more than what is not known yet of the costs."""
@@ -74,10 +81,16 @@ class DraftCost:
 
     def _correct(self, call: Floats, seconds: float) -> None:
         covariance = self._covariance
-        covariance.flat[::4] += (_STEP * self.recent) ** 2  # the diagonal
-        expected = float(call @ self.recent)
+        covariance.flat[::4] += (_STEP * self._recent) ** 2  # the diagonal
+        expected = float(call @ self._recent)
         column = covariance @ call  # [3]
         variance = float(call @ column) + (_NOISE * max(seconds, expected)) ** 2
-        corrected = self.recent + column * ((seconds - expected) / variance)
-        self.recent = np.maximum(np.maximum(_LEAST * self.recent, corrected), _LEAST_S)
+        corrected = self._recent + column * ((seconds - expected) / variance)
+        self._recent = np.maximum(np.maximum(_LEAST * self._recent, corrected), _LEAST_S)
         covariance -= column[:, None] * (column / variance)
+
+
+def _seconds(costs: Floats) -> Seconds:
+    """costs: [3]."""
+    call, position, row = costs.tolist()
+    return call, position, row

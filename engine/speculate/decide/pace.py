@@ -80,5 +80,5 @@ class Pace:
         variance = float(column[0] + column[i]) + _NOISE**2
         most = _CLIP * sqrt(variance)
         self._state += column * (max(-most, min(most, surprise)) / variance)
-        self._covariance -= np.outer(column, column) / variance
+        self._covariance -= column[:, None] * (column / variance)
         return is_change
