@@ -254,27 +254,14 @@ class Batch:
         return cls(spans=(), **own, recurrent=recurrent, window=window, images=images, wholes=wholes)
 
     @property
-    def has(self) -> tuple[bool | str, ...]:
-        """Whether there are recurrent rows, and pages of windows; the names of what only passes with images have."""
-        return self.recurrent is not None, self.window is not None, *self._seen
-
-    @staticmethod
-    def part_names(has: Sequence[bool | str]) -> Sequence[str]:
-        """The names of `parts`, in order, of a batch that `has` this."""
-        recurrent, window, *seen = has
-        names = (*_OWN, *(_OF_RECURRENT if recurrent else ()), *(_OF_WINDOW if window else ()))
-        return (*names, *map(str, seen))
-
-    @property
     def parts(self) -> dict[str, Tensor]:
         """All that changes from pass to pass, by name; what recurrent layers and windows have is named after them."""
-        tensors = [getattr(self, name) for name in _OWN]
+        parts = {name: getattr(self, name) for name in _OWN}
         if self.recurrent is not None:
-            tensors += self.recurrent.tensors
+            parts |= zip(_OF_RECURRENT, self.recurrent.tensors, strict=True)
         if self.window is not None:
-            tensors += [getattr(self.window, name) for name in _WINDOW]
-        tensors += self._seen.values()
-        return dict(zip(self.part_names(self.has), tensors, strict=True))
+            parts |= {of: getattr(self.window, name) for name, of in zip(_WINDOW, _OF_WINDOW, strict=True)}
+        return parts | self._seen
 
     @property
     def _seen(self) -> dict[str, Tensor]:

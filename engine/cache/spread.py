@@ -107,8 +107,8 @@ class SpreadHeld(Held):
     def together(self) -> Generator[None]:
         """All ranks run the noted batch. If it fails on one, the others wait for what never comes: it ends all."""
         assert self._batch is not None
-        arguments = self._frame, self._batch.has
-        self._others.say(Message("run", arguments, list(self._batch.parts.values())))
+        parts = self._batch.parts
+        self._others.say(Message("run", (self._frame, list(parts)), list(parts.values())))
         try:
             yield
         except RankLost:

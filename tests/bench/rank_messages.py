@@ -67,7 +67,7 @@ def main() -> int:
         connection = Connection(ours.detach())
         for n_rows in WIDTHS:
             batch = batch_of(n_rows)
-            said = Message("run", batch.has, list(batch.parts.values()))
+            said = Message("run", list(batch.parts), list(batch.parts.values()))
 
             def there_and_back(said: Message = said) -> None:
                 connection.send_bytes(said.encode())

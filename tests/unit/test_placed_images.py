@@ -115,11 +115,10 @@ def test_places_are_counted_from_where_the_page_table_begins() -> None:
 def test_a_batch_is_the_same_made_of_its_parts() -> None:
     images = [image(2, 4, axes=SQUARE, ahead="everywhere", deep=1)]
     batch = batch_of(span(0, 8, images))
-    names = Batch.part_names(batch.has)
-    made = Batch.of_parts(dict(zip(names, batch.parts.values(), strict=True)))
+    made = Batch.of_parts(batch.parts)
     assert made.parts.keys() == batch.parts.keys()
     assert all(torch.equal(made.parts[name], one) for name, one in batch.parts.items())
-    assert {"images.deep", "images.axes", "wholes"} <= set(names)
+    assert {"images.deep", "images.axes", "wholes"} <= set(made.parts)
 
 
 def test_a_chunk_ends_before_an_image_that_is_not_to_be_cut_or_behind_it() -> None:

@@ -60,8 +60,8 @@ class Follower:
     def _run(self, message: Message) -> None:
         """A pass of the batch, in the frame that the first rank runs it in."""
         assert self._store is not None
-        frame, has = message.arguments
-        batch = Batch.of_parts(dict(zip(Batch.part_names(has), message.tensors, strict=True)))
+        frame, names = message.arguments
+        batch = Batch.of_parts(dict(zip(names, message.tensors, strict=True)))
         placed = (
             batch.to(self._network.device)
             if frame is None
