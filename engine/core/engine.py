@@ -335,7 +335,7 @@ class Engine:
     def capture(self, capturing: Capturing) -> None:
         """Capture the passes of all networks; before `warm_up`, which then measures them as they will run."""
         store = self._cache.stores[forward.STORE]
-        captured = capturing.forward(self.target.run, store, self._target.taps)
+        captured = capturing.forward(self.target.decoder, store, self._target.taps)
         self._target = replace(self._target, captured=captured)
         self._chain.capture(capturing)
 

@@ -55,7 +55,7 @@ class Target:
     def forward(self, batch: Batch, store: Store, taps: Taps | None = None) -> Tensor:
         """As `Network.forward`."""
         with store.held.together():
-            return (self.captured or self.network.run)(batch, store, taps)
+            return (self.captured or self.network.decoder)(batch, store, taps)
 
 
 Outcome = Verdict | EngineError

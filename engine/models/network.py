@@ -23,7 +23,7 @@ class Network:
 
     config: ModelConfig
     spec: DecoderSpec  # what the network is made of, undivided
-    decoder: Decoder
+    decoder: Decoder  # runs this rank's part of a pass, for callers that have the other ranks run theirs
     n_params: int
     weight_bytes: (
         int  # on all ranks; of a tied matrix its rows, and what is packed of it, unless it stays in the file
@@ -60,8 +60,4 @@ class Network:
         streams to keep of all rows, for draft networks that read them.
         """
         with store.held.together():
-            return self.run(batch, store, taps)
-
-    def run(self, batch: Batch, store: Store, taps: Taps | None = None) -> Tensor:
-        """The same of this rank alone, for callers that have the other ranks run it too."""
-        return self.decoder(batch, store, taps)
+            return self.decoder(batch, store, taps)

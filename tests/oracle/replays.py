@@ -35,7 +35,7 @@ def compare_all_sizes(lab: Lab) -> list[str]:
     n_layers = target.config.n_layers
     tapped = (0, 2, n_layers, n_layers + 1)
     stream = torch.zeros(1, target.config.d_model, dtype=target.dtype, device=target.device)
-    captured = Capturing(lab.capture, sizes, 8, N_DRAFTS, stream).forward(target.run, store, tapped)
+    captured = Capturing(lab.capture, sizes, 8, N_DRAFTS, stream).forward(target.decoder, store, tapped)
     filled = store.frames
     pages = [*store.held.page_tensors, *store.held.window_tensors]  # [n_pages + 1, …] each
     wrong = []

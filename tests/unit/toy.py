@@ -23,6 +23,7 @@ from slipstream.engine.core.engine import Engine
 from slipstream.engine.core.queue import Waiting
 from slipstream.engine.core.slot_factory import Prepared, SlotFactory
 from slipstream.engine.layers.decoder import Taps
+from slipstream.engine.models.captured import Forward
 from slipstream.engine.settings import Settings
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.acceptance import Acceptance, coupled
@@ -107,9 +108,10 @@ class ToyNetwork:
         self.spoil(batch, logits)
         return logits
 
-    def run(self, batch: Batch, store: Store, taps: Taps | None = None) -> Tensor:
+    @property
+    def decoder(self) -> Forward:
         """The same of one rank, of which there are no others."""
-        return self.forward(batch, store, taps)
+        return self.forward
 
     def _logits(self, tokens: np.ndarray) -> np.ndarray:
         random = np.random.default_rng(tokens[-self.memory :].tolist())

@@ -30,7 +30,7 @@ class Follower:
     ) -> None:
         """kept_dtype: of keys and values; None: the network's. capture: as the first rank captures its passes."""
         self._network, self._ranks, self._capture_on = network, ranks, capture
-        self._forward: Forward = network.run
+        self._forward: Forward = network.decoder
         self._needs = [need.kept_in(kept_dtype) for need in network.needs]
         self._part: Part | None = None
         self._store: Store | None = None
@@ -76,10 +76,10 @@ class Follower:
         stream = torch.zeros(1, network.config.d_model, dtype=network.dtype, device=network.device)
         frames = [FrameSize(*one) for one in sizes]
         capturing = Capturing(self._capture_on(network.device), frames, n_pages, n_drafts, stream)
-        self._forward = capturing.forward(network.run, self._store)
+        self._forward = capturing.forward(network.decoder, self._store)
 
     def _allocate(self, sizes: Sizes) -> None:
         network = self._network
-        self._forward = network.run
+        self._forward = network.decoder
         self._part = Part(self._needs, sizes, network.dtype, network.device, self._ranks)
         self._store = Store(self._needs, sizes, network.dtype, network.device, self._part)
