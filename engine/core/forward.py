@@ -30,7 +30,7 @@ from slipstream.engine.models.network import Network
 from slipstream.engine.sample.logprobs import Judged
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.acceptance import Acceptance, coupled
-from slipstream.engine.speculate.drafter import Draft, Streams
+from slipstream.engine.speculate.drafter import NO_DRAFT, Draft, Streams
 from slipstream.engine.speculate.verify import Picks, Verdict
 from slipstream.kernels.device_fault import is_out_of_memory
 
@@ -83,7 +83,7 @@ def read(target: Target, cache: Cache, flight: Flight) -> list[tuple[Work, Outco
         except Exception as error:
             raise_if_lost(error)
             log.exception("pass failed spans=%d; trying again without drafts", len(flight.works))
-    return _again(target, cache, [one.without_draft() for one in flight.works if one is not None])
+    return _again(target, cache, [one.with_draft(NO_DRAFT) for one in flight.works if one is not None])
 
 
 def _again(target: Target, cache: Cache, works: Sequence[Work]) -> list[tuple[Work, Outcome]]:

@@ -106,16 +106,9 @@ class Work:
         slot = self.slot
         return Work(slot, slot.n_past, self.n_certain, len(slot.tokens), self.draft)
 
-    def with_draft_of(self, n_drafts: int) -> Work:
-        """The same work with the first tokens of its draft only."""
-        return replace(self, draft=self.draft.first(n_drafts))
-
     def with_draft(self, draft: Draft) -> Work:
-        """The same work with that draft, which is as long as its own."""
+        """The same work with that draft in place of its own."""
         return self if draft is self.draft else replace(self, draft=draft)
-
-    def without_draft(self) -> Work:
-        return replace(self, draft=NO_DRAFT)
 
 
 def wants(places: Sequence[Place], budget: int) -> list[Want]:

@@ -163,7 +163,7 @@ class Seats:
             with self.guard(one.slot):
                 while not self.has_room(one):
                     if one.draft:
-                        one = one.with_draft_of(len(one.draft) // 2)
+                        one = one.with_draft(one.draft.first(len(one.draft) // 2))
                         continue
                     victim = self.running[-1]
                     self._preempt(victim)
