@@ -190,11 +190,6 @@ class Slot:
         return self.sampling.counts_drafts or self.constraint is not None
 
     @property
-    def n_gap(self) -> int:
-        """Certain tokens that have not been through the target yet; 1 when the slot is ready to decode."""
-        return len(self.tokens) - self.n_past
-
-    @property
     def history(self) -> NDArray[np.int32]:
         """`tokens` as an array, [len(tokens)] int32, not to be written; costs what was appended since the last look."""
         n, n_old = len(self.tokens), self._n_mirrored

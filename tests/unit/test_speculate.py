@@ -338,7 +338,7 @@ def fed_of(
     toy = toy_engine(lambda cache: [DraftModel(network, cache, chunk, n_context)], n_slots=1)  # type: ignore
     slot = toy_slot("a", prompt, types=("draft-model",), n_max=1, max_tokens=30)
     toy.engine.add(slot)
-    while slot.n_gap > 1:
+    while slot.n_past < len(slot.tokens) - 1:
         toy.engine.step()
     assert network.n_passes == 0, "a prompt is not fed before a draft is asked for"
     (drafter,) = toy.engine._chain._on_device

@@ -34,11 +34,6 @@ class Going:
     token_ids: Tensor  # [n_going] int64: the last of these
     _index: Tensor | None  # [n_going] int64: `rows`; None: all that there were, in order
 
-    @property
-    def is_all(self) -> bool:
-        """Whether no slot stopped."""
-        return self._index is None
-
     def of(self, values: Tensor) -> Tensor:
         """values: [n_before, …], one for each slot of the guess before -> [n_going, …]."""
         return values if self._index is None else values.index_select(0, self._index)
@@ -196,6 +191,5 @@ class Unrolled:
 
 def _next(params: RowParams, going: Going) -> RowParams:
     """The same for the next position of the slots that go on."""
-    if not going.is_all:
-        params = RowParams(*(going.of(getattr(params, field.name)) for field in fields(params)))
-    return replace(params, position=params.position + 1)
+    kept = RowParams(*(going.of(getattr(params, field.name)) for field in fields(params)))
+    return replace(kept, position=kept.position + 1)
