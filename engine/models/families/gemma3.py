@@ -46,8 +46,6 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec
 
     def attention(window: int | None) -> AttentionSpec:
         return config.attention(
-            qkv_bias=config.attention_bias,
-            out_bias=config.attention_bias,
             head_norm=norm,
             scale=scale,
             window=window,

@@ -147,8 +147,6 @@ def read_attention(config: ModelConfig, norm: NormSpec, window: int | None) -> A
         n_kv_heads=heads.n_kv_heads,
         d_head=heads.d_head,
         rope=read_rotation(fields, heads.d_head, FULL if window is None else SLIDING),
-        qkv_bias=config.attention_bias,
-        out_bias=config.attention_bias,
         head_norm=norm,
         norms_values=True,
         keys_as_values=window is None and fields.flag("attention_k_eq_v", default=False),

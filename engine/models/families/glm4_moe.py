@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec
-from slipstream.engine.layers.norm import NormSpec
 from slipstream.engine.layers.rope import RopeSpec
 from slipstream.engine.models.families.routed_experts import feed_forwards, read_experts
 from slipstream.engine.models.reading.config import ModelConfig
@@ -18,8 +17,8 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec
     """What a decoder of this family is made of."""
     attention = config.attention(
         rope=read_partial_rope(config),
-        qkv_bias=config.attention_bias,  # the output has none whatever the config says
-        head_norm=NormSpec(config.norm_eps) if config.fields.flag("use_qk_norm", default=False) else None,
+        out_bias=False,  # whatever the config says
+        head_norm=config.norm if config.fields.flag("use_qk_norm", default=False) else None,
     )
     blocks = [BlockSpec(attention, ffn) for ffn in feed_forwards(config, read_experts(config))]
     return config.decoder(blocks, n_positions, vocab_size)

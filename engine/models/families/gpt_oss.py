@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from slipstream.engine.checkpoint.tensor_source import TensorSource
-from slipstream.engine.layers.attention import AttentionSpec
 from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec
 from slipstream.engine.layers.moe import MoESpec, load_stack
 from slipstream.engine.layers.norm import NormSpec
@@ -38,13 +37,8 @@ DEFAULTS: dict[str, Any] = {
 
 def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
     """What a decoder of this family is made of."""
-
-    def attention(window: int | None) -> AttentionSpec:
-        bias = config.attention_bias
-        return config.attention(qkv_bias=bias, out_bias=bias, window=window, sinks="sinks")
-
     experts = read_experts(config)
-    blocks = [BlockSpec(attention(window), experts) for window in config.windows]
+    blocks = [BlockSpec(config.attention(window=window, sinks="sinks"), experts) for window in config.windows]
     return config.decoder(blocks, n_positions, vocab_size, NormSpec(config.norm_eps, wide=True))
 
 

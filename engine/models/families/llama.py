@@ -9,9 +9,6 @@ from slipstream.engine.models.reading.config import ModelConfig
 
 def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
     """What a decoder of this family is made of."""
-    mlp, bias = MLPSpec(config.d_model, config.d_ffn, config.mlp_bias), config.attention_bias
-    blocks = [
-        BlockSpec(config.attention(qkv_bias=bias, out_bias=bias, window=window), mlp)
-        for window in config.windows
-    ]
+    mlp = MLPSpec(config.d_model, config.d_ffn, config.mlp_bias)
+    blocks = [BlockSpec(config.attention(window=window), mlp) for window in config.windows]
     return config.decoder(blocks, n_positions, vocab_size)

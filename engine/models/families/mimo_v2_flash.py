@@ -105,7 +105,7 @@ def read_attention(config: ModelConfig, kind: str) -> AttentionSpec:
         d_head=heads.d_key,
         d_value=heads.d_value,
         rope=sliding_rope(config, heads.d_key) if slides else config.rope,
-        qkv_bias=config.attention_bias,  # the output has none whatever the config says
+        out_bias=False,  # whatever the config says
         window=read_window(fields) if slides else None,
         sinks="attention_sink_bias" if has_sinks else None,
         value_scale=fields.positive(key) if fields.has(key) else None,

@@ -10,5 +10,8 @@ from slipstream.engine.models.reading.config import ModelConfig
 def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
     """What a decoder of this family is made of."""
     mlp = MLPSpec(config.d_model, config.d_ffn)
-    blocks = [BlockSpec(config.attention(qkv_bias=True, window=window), mlp) for window in config.windows]
+    blocks = [
+        BlockSpec(config.attention(qkv_bias=True, out_bias=False, window=window), mlp)
+        for window in config.windows
+    ]
     return config.decoder(blocks, n_positions, vocab_size)

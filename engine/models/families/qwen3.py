@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from slipstream.engine.layers.attention import AttentionSpec
 from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec
 from slipstream.engine.layers.mlp import MLPSpec
-from slipstream.engine.layers.norm import NormSpec
 from slipstream.engine.models.reading.config import ModelConfig
 
 
 def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
     """What a decoder of this family is made of."""
-    mlp, bias = MLPSpec(config.d_model, config.d_ffn), config.attention_bias
-
-    def attention(window: int | None) -> AttentionSpec:
-        return config.attention(
-            qkv_bias=bias, out_bias=bias, head_norm=NormSpec(config.norm_eps), window=window
-        )
-
-    blocks = [BlockSpec(attention(window), mlp) for window in config.windows]
+    mlp = MLPSpec(config.d_model, config.d_ffn)
+    blocks = [
+        BlockSpec(config.attention(head_norm=config.norm, window=window), mlp) for window in config.windows
+    ]
     return config.decoder(blocks, n_positions, vocab_size)

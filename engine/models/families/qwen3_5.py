@@ -16,7 +16,7 @@ from slipstream.engine.layers.mlp import MLPSpec
 from slipstream.engine.layers.moe import SharedSpec
 from slipstream.engine.layers.norm import NormSpec
 from slipstream.engine.models.families.sections import sectioned
-from slipstream.engine.models.families.softmax_experts import read_experts, sparse_layers
+from slipstream.engine.models.families.softmax_experts import feed_forwards, read_experts
 from slipstream.engine.models.reading.config import ModelConfig
 
 # Config keys that other families must refuse.
@@ -33,14 +33,12 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int, *, grouped: bo
     if not fields.flag("attn_output_gate", default=True):
         raise fields.refuse("attn_output_gate", "attention without an output gate is not supported")
     mixers: dict[str, MixerSpec] = {
-        "full_attention": config.attention(
-            qkv_bias=config.attention_bias, out_bias=config.attention_bias, head_norm=norm, gate="element"
-        ),
+        "full_attention": config.attention(head_norm=norm, gate="element"),
         "linear_attention": GatedDeltaSpec(
             d_model=config.d_model, state=read_state(config), eps=config.norm_eps, grouped=grouped
         ),
     }
-    ffns = feed_forwards(config)
+    ffns = read_feed_forwards(config)
     blocks = [BlockSpec(mixers[kind], ffn) for kind, ffn in zip(layer_kinds(config), ffns, strict=True)]
     return config.decoder(blocks, n_positions, vocab_size, norm)
 
@@ -59,16 +57,14 @@ def layer_kinds(config: ModelConfig) -> list[str]:
     return kinds
 
 
-def feed_forwards(config: ModelConfig) -> list[FeedForwardSpec]:
+def read_feed_forwards(config: ModelConfig) -> list[FeedForwardSpec]:
     """Per layer, the dense part or experts with a shared expert. Raises `UnsupportedModel` naming key and value."""
     fields = config.fields
-    dense = MLPSpec(config.d_model, config.d_ffn)
     if not fields.values.get("num_experts"):
-        return [dense] * config.n_layers
+        return [MLPSpec(config.d_model, config.d_ffn)] * config.n_layers
     d_shared = fields.count("shared_expert_intermediate_size")
     shared = SharedSpec(name="shared_expert", d_ffn=d_shared, gated=True)
-    sparse = read_experts(config, normed=True, shared=shared)
-    return [sparse if here else dense for here in sparse_layers(config)]
+    return feed_forwards(config, read_experts(config, normed=True, shared=shared))
 
 
 def read_state(config: ModelConfig) -> Recurrent:

@@ -10,10 +10,9 @@ from typing import Any
 
 from slipstream.engine.checkpoint.tensor_source import TensorSource
 from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec
-from slipstream.engine.layers.mlp import MLPSpec
 from slipstream.engine.layers.moe import MoESpec, load_experts
 from slipstream.engine.models.families.sections import sectioned
-from slipstream.engine.models.families.softmax_experts import read_experts, sparse_layers
+from slipstream.engine.models.families.softmax_experts import feed_forwards, read_experts
 from slipstream.engine.models.reading.config import ModelConfig
 from slipstream.engine.ranks import Joint
 from slipstream.kernels.moe.op import PackedExperts, pack_experts
@@ -37,10 +36,8 @@ def moe_parts(config: ModelConfig, n_positions: int, vocab_size: int) -> Decoder
     experts = read_experts(config, normed=True)
     if not experts.routing.normed:
         raise config.fields.refuse("norm_topk_prob", "must be true, as transformers has it whatever it says")
-    bias = config.attention_bias
-    attention = config.attention(qkv_bias=bias, out_bias=bias, head_norm=config.norm)
-    dense, sparse = MLPSpec(config.d_model, config.d_ffn), replace(experts, load_experts=load_turned)
-    blocks = [BlockSpec(attention, sparse if here else dense) for here in sparse_layers(config)]
+    attention, turned = config.attention(head_norm=config.norm), replace(experts, load_experts=load_turned)
+    blocks = [BlockSpec(attention, ffn) for ffn in feed_forwards(config, turned)]
     return config.decoder(blocks, n_positions, vocab_size)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from slipstream.engine.layers.decoder import FeedForwardSpec
+from slipstream.engine.layers.mlp import MLPSpec
 from slipstream.engine.layers.moe import MoESpec, SharedSpec
 from slipstream.engine.models.reading.config import ModelConfig
 from slipstream.kernels.moe.op import Routing
@@ -24,10 +26,10 @@ def read_experts(config: ModelConfig, *, normed: bool, shared: SharedSpec | None
     )
 
 
-def sparse_layers(config: ModelConfig) -> list[bool]:
-    """Which layers have experts: every `decoder_sparse_step`-th but those in `mlp_only_layers`."""
-    fields, n_layers = config.fields, config.n_layers
-    step, dense = fields.count("decoder_sparse_step", 1), fields.values.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or not all(type(one) is int and 0 <= one < n_layers for one in dense):
+def feed_forwards(config: ModelConfig, experts: MoESpec) -> list[FeedForwardSpec]:
+    """Each layer's feed-forward part: every `decoder_sparse_step`-th has experts but those in `mlp_only_layers`."""
+    fields, n_layers, dense = config.fields, config.n_layers, MLPSpec(config.d_model, config.d_ffn)
+    step, only = fields.count("decoder_sparse_step", 1), fields.values.get("mlp_only_layers") or []
+    if not isinstance(only, list) or not all(type(one) is int and 0 <= one < n_layers for one in only):
         raise fields.refuse("mlp_only_layers", f"must be a list of layers below {n_layers}")
-    return [(i + 1) % step == 0 and i not in dense for i in range(n_layers)]
+    return [dense if (i + 1) % step or i in only else experts for i in range(n_layers)]

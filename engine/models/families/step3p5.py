@@ -91,8 +91,6 @@ def read_attention(config: ModelConfig, kind: str) -> AttentionSpec:
         raise fields.refuse(key, f"must be a multiple of the {config.n_kv_heads} key heads")
     return config.attention(
         n_heads=n_heads,
-        qkv_bias=config.attention_bias,
-        out_bias=config.attention_bias,
         head_norm=read_norm(config),
         gate="head",
         scale=fields.positive("query_pre_attn_scalar", config.d_head) ** -0.5,

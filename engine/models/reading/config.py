@@ -121,6 +121,8 @@ class ModelConfig:
             "n_kv_heads": self.n_kv_heads,
             "d_head": self.d_head,
             "rope": self.rope,
+            "qkv_bias": self.attention_bias,
+            "out_bias": self.attention_bias,
         }
         return AttentionSpec(**{**shape, **changes})
 
