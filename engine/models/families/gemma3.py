@@ -13,7 +13,7 @@ from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec
 from slipstream.engine.layers.mlp import MLPSpec
 from slipstream.engine.layers.norm import SANDWICH_NORMS, NormSpec
 from slipstream.engine.layers.rope import RopeSpec
-from slipstream.engine.models.reading.config import SLIDING, ModelConfig
+from slipstream.engine.models.reading.config import SLIDING, ModelConfig, refuse_other_activations
 from slipstream.engine.models.reading.rotation import read_rope
 from slipstream.kernels.gated.activation import GELU
 
@@ -36,9 +36,7 @@ DEFAULTS: dict[str, Any] = {
 def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
     """What a decoder of this family is made of."""
     fields, norm = config.fields, NormSpec(config.norm_eps, one_plus=True)
-    key = "hidden_activation" if fields.has("hidden_activation") else "hidden_act"
-    if fields.text(key, "gelu_pytorch_tanh") != "gelu_pytorch_tanh":
-        raise fields.refuse(key, "must be gelu_pytorch_tanh")
+    refuse_other_activations(fields)
     if fields.flag("use_bidirectional_attention", default=False):
         raise fields.refuse("use_bidirectional_attention", "not supported")
     scale = fields.positive("query_pre_attn_scalar", 256.0) ** -0.5

@@ -5,7 +5,7 @@ Of the released wrapper checkpoints the text model is read. Norms are multiplied
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from slipstream.engine.layers.attention import AttentionSpec
@@ -17,7 +17,7 @@ from slipstream.engine.layers.norm import SANDWICH_NORMS, NormSpec
 from slipstream.engine.layers.parallel_experts import ParallelExpertsSpec
 from slipstream.engine.layers.rope import RopeSpec
 from slipstream.engine.layers.shared_attention import SharedAttentionSpec
-from slipstream.engine.models.reading.config import FULL, SLIDING, ModelConfig
+from slipstream.engine.models.reading.config import FULL, SLIDING, ModelConfig, refuse_other_activations
 from slipstream.engine.models.reading.fields import Fields
 from slipstream.engine.models.reading.rotation import read_rope
 from slipstream.kernels.gated.activation import GELU
@@ -100,24 +100,17 @@ def read_experts(config: ModelConfig) -> MoESpec:
 
 def refuse(fields: Fields) -> None:
     """Raise `UnsupportedModel` for what changes the function computed and is not here."""
-    key = "hidden_activation" if fields.has("hidden_activation") else "hidden_act"
-    if fields.text(key, "gelu_pytorch_tanh") != "gelu_pytorch_tanh":
-        raise fields.refuse(key, "must be gelu_pytorch_tanh")
+    refuse_other_activations(fields)
     # Between the tokens of an image only.
     if fields.text("use_bidirectional_attention", "vision") != "vision":
         raise fields.refuse("use_bidirectional_attention", "not supported")
 
 
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """Of one kind of layer."""
+def read_heads(config: ModelConfig) -> tuple[int, int]:
+    """How wide heads of full layers are, and how many those of keys: listed layer by layer, or under their own keys.
 
-    d_head: int
-    n_kv_heads: int
-
-
-def read_heads(config: ModelConfig) -> Heads:
-    """The heads of full layers: listed layer by layer, or under keys of their own. Raises `UnsupportedModel`."""
+    Raises `UnsupportedModel`.
+    """
     fields, listed = config.fields, config.fields.child("per_layer_config")
     if listed.values:
         found = set()
@@ -126,27 +119,27 @@ def read_heads(config: ModelConfig) -> Heads:
                 name = next((key for key in listed.values if key.isdecimal() and int(key) == i), None)
                 own = listed.child(name) if name is not None else Fields({}, listed.where)
                 d_head = own.count("head_dim", config.d_head)
-                found.add(Heads(d_head, own.count("num_key_value_heads", config.n_kv_heads)))
+                found.add((d_head, own.count("num_key_value_heads", config.n_kv_heads)))
         if len(found) != 1:
             raise fields.refuse("per_layer_config", "must give all full layers heads of one shape")
         return found.pop()
     n_kv_heads = config.n_kv_heads
     if fields.flag("attention_k_eq_v", default=False):
         n_kv_heads = fields.count("num_global_key_value_heads", n_kv_heads)
-    return Heads(fields.count("global_head_dim", 512), n_kv_heads)
+    return fields.count("global_head_dim", 512), n_kv_heads
 
 
 def read_attention(config: ModelConfig, norm: NormSpec, window: int | None) -> AttentionSpec:
     """The attention of full layers, or of those with that window."""
-    fields, heads = config.fields, Heads(config.d_head, config.n_kv_heads)
+    fields, d_head, n_kv_heads = config.fields, config.d_head, config.n_kv_heads
     if window is None:
-        heads = read_heads(config)
-        if config.n_heads % heads.n_kv_heads:
+        d_head, n_kv_heads = read_heads(config)
+        if config.n_heads % n_kv_heads:
             raise fields.refuse("num_global_key_value_heads", f"must divide {config.n_heads} heads")
     return config.attention(
-        n_kv_heads=heads.n_kv_heads,
-        d_head=heads.d_head,
-        rope=read_rotation(fields, heads.d_head, FULL if window is None else SLIDING),
+        n_kv_heads=n_kv_heads,
+        d_head=d_head,
+        rope=read_rotation(fields, d_head, FULL if window is None else SLIDING),
         head_norm=norm,
         norms_values=True,
         keys_as_values=window is None and fields.flag("attention_k_eq_v", default=False),

@@ -7,7 +7,7 @@ other has lists of 0 and 1, and keys of sliding layers only where they differ fr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from slipstream.engine.layers.attention import AttentionSpec
@@ -67,18 +67,8 @@ def read_window(fields: Fields) -> int:
     return fields.count(before) + 1 if fields.has(before) else fields.count("sliding_window")
 
 
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """Of one kind of layer."""
-
-    n: int
-    n_kv: int
-    d_key: int
-    d_value: int
-
-
-def read_heads(config: ModelConfig, kind: str) -> Heads:
-    """The heads of full or of sliding layers."""
+def read_heads(config: ModelConfig, kind: str) -> dict[str, int]:
+    """The heads of full or of sliding layers, as `AttentionSpec` has them."""
     fields, n, n_kv, d_key = config.fields, config.n_heads, config.n_kv_heads, config.d_head
     d_value, prefix = fields.count("v_head_dim", d_key), ""
     if kind == SLIDING:
@@ -90,7 +80,7 @@ def read_heads(config: ModelConfig, kind: str) -> Heads:
         raise fields.refuse(f"{prefix}num_key_value_heads", f"{n_kv} must divide {n} query heads of {kind}")
     if d_value > d_key:
         raise fields.refuse(f"{prefix}v_head_dim", f"{d_value} must be at most the width of keys, {d_key}")
-    return Heads(n, n_kv, d_key, d_value)
+    return {"n_heads": n, "n_kv_heads": n_kv, "d_head": d_key, "d_value": d_value}
 
 
 def read_attention(config: ModelConfig, kind: str) -> AttentionSpec:
@@ -100,11 +90,8 @@ def read_attention(config: ModelConfig, kind: str) -> AttentionSpec:
     has_sinks = fields.flag(f"add_{which}_attention_sink_bias", default=slides)
     key = "attention_value_scale"
     return config.attention(
-        n_heads=heads.n,
-        n_kv_heads=heads.n_kv,
-        d_head=heads.d_key,
-        d_value=heads.d_value,
-        rope=sliding_rope(config, heads.d_key) if slides else config.rope,
+        **heads,
+        rope=sliding_rope(config, heads["d_head"]) if slides else config.rope,
         out_bias=False,  # whatever the config says
         window=read_window(fields) if slides else None,
         sinks="attention_sink_bias" if has_sinks else None,

@@ -248,6 +248,13 @@ def refuse_unsupported(fields: Fields, understood: Collection[str] = ()) -> None
             raise fields.refuse(key, "not supported")
 
 
+def refuse_other_activations(fields: Fields) -> None:
+    """Raise `UnsupportedModel` unless feed-forward layers are gated by the tanh form of GELU, as Gemma's."""
+    key = "hidden_activation" if fields.has("hidden_activation") else "hidden_act"
+    if fields.text(key, "gelu_pytorch_tanh") != "gelu_pytorch_tanh":
+        raise fields.refuse(key, "must be gelu_pytorch_tanh")
+
+
 def refuse_sliding_window(fields: Fields, understood: Collection[str] = ()) -> None:
     """Raise `UnsupportedModel` if any layer would not attend to the whole context, and its family heeds no such key."""
     kinds = fields.values.get("layer_types")
