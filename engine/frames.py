@@ -112,24 +112,26 @@ class Frame:
         """Whether a pass over it is being recorded, and takes longer than those that follow."""
         return self.is_exact and self._n_fills == 1
 
-    def takes(self, batch: Batch) -> bool:
-        """Whether a batch of the host has room in it."""
-        return all(
-            have <= room
-            for name, one in batch.parts.items()
-            for have, room in zip(one.shape, self._shapes[name], strict=True)
-        )
+    def fill(self, batch: Batch) -> Batch | None:
+        """A batch of the host, padded and on the device, which holds until the frame is filled again.
 
-    def fill(self, batch: Batch) -> Batch:
-        """A batch of the host, padded and on the device. It holds until the frame is filled again."""
+        None: there is no room for it.
+        """
+        parts = {name: one.numpy() for name, one in batch.parts.items()}
+        if any(
+            have > room
+            for name, values in parts.items()
+            for have, room in zip(values.shape, self._shapes[name], strict=True)
+        ):
+            return None
         if self._host is None:
             host = self._padding.copy()
-            self._write(batch, self._places_in(host))
+            self._write(parts, self._places_in(host))
             source = torch.from_numpy(host)
             self._buffer.copy_(source.pin_memory() if self._buffer.is_cuda else source, non_blocking=True)
         else:
             self._host[:] = self._padding
-            self._write(batch, self._places)
+            self._write(parts, self._places)
         self._n_fills += 1
         return replace(self.batch, spans=batch.spans)
 
@@ -137,10 +139,10 @@ class Frame:
         """The parts of a batch in a buffer of the host, by name."""
         return dict(zip(self._shapes, self._layout.arrays(host), strict=True))
 
-    def _write(self, batch: Batch, places: Mapping[str, AnyArray]) -> None:
+    def _write(self, parts: Mapping[str, AnyArray], places: Mapping[str, AnyArray]) -> None:
         """Put a batch of the host over the padding."""
-        for name, one in batch.parts.items():
-            place, values = places[name], one.numpy()
+        for name, values in parts.items():
+            place = places[name]
             if name == "logit_index" and self.has_all_logits:
                 continue
             place[tuple(map(slice, values.shape))] = values
@@ -207,8 +209,8 @@ class Frames:
         """A batch of the host on the device: in the smallest frame that takes it, or by itself if none does."""
         n_rows, n_spans = len(batch.token_ids), len(batch.spans)
         for frame in () if batch.has_images else self.frames:
-            if frame.n_rows >= n_rows and frame.n_spans >= n_spans and frame.takes(batch):
-                return frame.fill(batch)
+            if frame.n_rows >= n_rows and frame.n_spans >= n_spans and (filled := frame.fill(batch)):
+                return filled
         return batch.to(device)
 
 
@@ -231,7 +233,8 @@ class ExactFrames(Frames):
         if batch.has_images or shape.n_rows > self.most_rows:
             return batch.to(device)
         frame = self._frame(shape)
-        return batch.to(device) if frame is None or not frame.takes(batch) else frame.fill(batch)
+        filled = None if frame is None else frame.fill(batch)
+        return batch.to(device) if filled is None else filled
 
     def _frame(self, shape: FrameSize) -> Frame | None:
         """That of a shape which has just come; None: it may not come again."""

@@ -67,6 +67,7 @@ class Follower:
             if frame is None
             else self._store.frames.of_size(FrameSize(*frame)).fill(batch)
         )
+        assert placed is not None  # the first rank has found room in it
         self._forward(placed, self._store, None)
 
     def _capture(self, sizes: Sequence[Sequence[int]], n_pages: int, n_drafts: int) -> None:
