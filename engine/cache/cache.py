@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice, takewhile
 
 import torch
@@ -170,7 +171,7 @@ class Cache:
         if where.parking is not None and not where.parking.reserve(slot, n_drafts):
             return False
         if where.windows is not None and not where.windows.reserve(
-            slot, start, end, where.held.copy_window_page
+            slot, start, end, partial(where.held.copy_page, "window")
         ):
             return False
         for i in shared:
@@ -184,7 +185,7 @@ class Cache:
     def _copy(self, entry: _Entry, index: int) -> None:
         source, target = entry.table[index], self.pool.take()
         for store in self.stores.values():
-            store.held.copy_page(source, target)
+            store.held.copy_page("full", source, target)
         self.pool.release(source)
         entry.table[index] = target
 

@@ -7,7 +7,7 @@ many ranks there are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
@@ -37,8 +37,10 @@ class Held:
             own[i if need.source is None else need.source] for i, need in enumerate(needs)
         ]
         pairs = [(needs[i], layer) for i, layer in own.items()]
-        self._full: list[LayerState] = [layer for need, layer in pairs if need.window is None]
-        self._windowed: list[LayerState] = [layer for need, layer in pairs if need.window is not None]
+        self._paged: Mapping[PageKind, list[LayerState]] = {
+            "full": [layer for need, layer in pairs if need.window is None],
+            "window": [layer for need, layer in pairs if need.window is not None],
+        }
 
     def together(self) -> AbstractContextManager[None]:
         """Around every pass over the memory: all ranks run it."""
@@ -50,14 +52,9 @@ class Held:
     def capture(self, sizes: Sequence[FrameSize], n_pages: int, n_drafts: int) -> None:
         """Passes over the memory are captured next, in frames as `Store.make_frames` makes them."""
 
-    def copy_page(self, source: int, target: int) -> None:
+    def copy_page(self, kind: PageKind, source: int, target: int) -> None:
         """Copy all layers' rows of one page onto another."""
-        for layer in self._full:
-            layer.copy_page(source, target)
-
-    def copy_window_page(self, source: int, target: int) -> None:
-        """The same for the pages of layers with a window."""
-        for layer in self._windowed:
+        for layer in self._paged[kind]:
             layer.copy_page(source, target)
 
     def reset(self, slot: int) -> None:
@@ -85,28 +82,22 @@ class Held:
 
     def set_pages(self, kind: PageKind, page_ids: Sequence[int], rows: Sequence[Tensor]) -> None:
         """The opposite of `pages`."""
-        for tensor, stored in zip(self._by_page(kind), rows, strict=True):
+        for tensor, stored in zip(self.page_tensors(kind), rows, strict=True):
             index = torch.tensor(page_ids, device=tensor.device).long()
             tensor[index] = stored.to(tensor.device)  # index_copy_ takes no float8
 
     def page_shapes(self, kind: PageKind) -> list[Shape]:
         """Of what `pages` returns, for one page."""
-        return [(tuple(one.shape[1:]), one.dtype) for one in self._by_page(kind)]
+        return [(tuple(one.shape[1:]), one.dtype) for one in self.page_tensors(kind)]
 
     @property
     def slot_shapes(self) -> list[Shape]:
         """Of what `states` returns."""
         return [(tuple(one.shape), one.dtype) for one in self.slot_views(0)]
 
-    @property
-    def page_tensors(self) -> list[Tensor]:
-        """What the layers keep by page on this device, [n_pages, ...] each."""
-        return [tensor for layer in self._full for tensor in layer.of_pages()]
-
-    @property
-    def window_tensors(self) -> list[Tensor]:
-        """What layers with a window keep by page, [n_window_pages, ...] each."""
-        return [tensor for layer in self._windowed for tensor in layer.of_pages()]
+    def page_tensors(self, kind: PageKind) -> list[Tensor]:
+        """What the layers keep by page on this device, [n_pages of the kind, ...] each."""
+        return [tensor for layer in self._paged[kind] for tensor in layer.of_pages()]
 
     def slot_views(self, slot: int) -> list[Tensor]:
         """What the layers keep of a slot on this device."""
@@ -115,7 +106,4 @@ class Held:
     def rows_of(self, kind: PageKind, page_ids: Sequence[int]) -> list[Tensor]:
         """Copies of some pages on this device, [len(page_ids), ...] each."""
         index = torch.tensor(page_ids, dtype=torch.int64)
-        return [one.index_select(0, index.to(one.device)) for one in self._by_page(kind)]
-
-    def _by_page(self, kind: PageKind) -> list[Tensor]:
-        return self.window_tensors if kind == "window" else self.page_tensors
+        return [one.index_select(0, index.to(one.device)) for one in self.page_tensors(kind)]

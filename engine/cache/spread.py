@@ -63,7 +63,6 @@ class Part(Held):
         arguments, tensors = message.arguments, message.tensors
         verbs: Mapping[str, Callable[[], None]] = {
             "copy_page": lambda: self.copy_page(*arguments),
-            "copy_window_page": lambda: self.copy_window_page(*arguments),
             "reset": lambda: self.reset(*arguments),
             "settle": lambda: self.settle(
                 RecurrentRows(*upload([one.numpy() for one in tensors], self._device))
@@ -122,13 +121,9 @@ class SpreadHeld(Held):
     def capture(self, sizes: Sequence[FrameSize], n_pages: int, n_drafts: int) -> None:
         self._others.say(Message("capture", (list(sizes), n_pages, n_drafts)))
 
-    def copy_page(self, source: int, target: int) -> None:
-        self._others.say(Message("copy_page", (source, target)))
-        super().copy_page(source, target)
-
-    def copy_window_page(self, source: int, target: int) -> None:
-        self._others.say(Message("copy_window_page", (source, target)))
-        super().copy_window_page(source, target)
+    def copy_page(self, kind: PageKind, source: int, target: int) -> None:
+        self._others.say(Message("copy_page", (kind, source, target)))
+        super().copy_page(kind, source, target)
 
     def reset(self, slot: int) -> None:
         self._others.say(Message("reset", (slot,)))

@@ -126,7 +126,7 @@ def main(arguments: Sequence[str]) -> None:
         sizes = Sizes(n_slots=1, n_pages=n_pages, page_size=PAGE, n_parked=64)
         store = Store(needs, sizes, DTYPE, CPU)
         cache = Cache({"target": store}, 1, n_pages, PAGE)
-        held = sum(tensor.nbytes for tensor in store.held.page_tensors)
+        held = sum(tensor.nbytes for tensor in store.held.page_tensors("full"))
         planned = sum(need.token_bytes(DTYPE) for need in outline.needs) * (n_pages + 1) * PAGE
         for start in range(0, options.context, 512):
             assert cache.reserve(0, "target", start, start + 512)

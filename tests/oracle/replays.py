@@ -37,7 +37,7 @@ def compare_all_sizes(lab: Lab) -> list[str]:
     stream = torch.zeros(1, target.config.d_model, dtype=target.dtype, device=target.device)
     captured = Capturing(lab.capture, sizes, 8, N_DRAFTS, stream).forward(target.decoder, store, tapped)
     filled = store.frames
-    pages = [*store.held.page_tensors, *store.held.window_tensors]  # [n_pages + 1, …] each
+    pages = [*store.held.page_tensors("full"), *store.held.page_tensors("window")]  # [n_pages + 1, …] each
     wrong = []
     for size in [size for size in sizes for _ in range(2)]:
         spans = _spans(random, size, target.vocab_size)
@@ -120,4 +120,8 @@ def _pages(played: Played) -> list[Tensor]:
     """All rows of all stores, whether anybody reads them or not; without the pages that are nobody's."""
     assert played.engine is not None
     stores = played.engine._cache.stores.values()
-    return [one[:-1] for store in stores for one in (*store.held.page_tensors, *store.held.window_tensors)]
+    return [
+        one[:-1]
+        for store in stores
+        for one in (*store.held.page_tensors("full"), *store.held.page_tensors("window"))
+    ]

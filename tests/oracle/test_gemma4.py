@@ -108,7 +108,7 @@ def test_shared_layers_have_no_memory_of_their_own(oracle: Get) -> None:
     store = Windowed(network).store
     assert store.layers[4] is store.layers[2]
     assert store.layers[5] is store.layers[3]
-    assert len(store.held.page_tensors) == len(store.held.window_tensors) == 4
+    assert len(store.held.page_tensors("full")) == len(store.held.page_tensors("window")) == 4
     assert SharedKV(3).token_bytes(torch.float32) == SharedKV(3).window_bytes(torch.float32) == 0
     assert store.token_bytes == 2 * 2 * 32 * 4  # keys and values of two layers, one head of 32
 

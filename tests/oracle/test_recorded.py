@@ -88,7 +88,7 @@ def _passes(seed: int, n_vocab: int) -> list[tuple[list[Span], list[int]]]:
 def _kept(runner: Runner) -> list[Tensor]:
     """All that passes have left: rows by page, but those of the page that nobody owns, and states."""
     store = runner.cache.stores["target"]
-    rows = [one[:-1] for one in (*store.held.page_tensors, *store.held.window_tensors)]
+    rows = [one[:-1] for one in (*store.held.page_tensors("full"), *store.held.page_tensors("window"))]
     return [*rows, *(one for slot in range(N_SLOTS) for one in store.snapshot(slot))]
 
 

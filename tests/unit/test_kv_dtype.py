@@ -46,7 +46,7 @@ def filled(cache: Cache) -> Cache:
     cache.begin(0, TOKENS, "")
     store = cache.stores["target"]
     assert cache.reserve(0, "target", 0, len(TOKENS))
-    for tensor in (*store.held.page_tensors, *store.held.window_tensors):
+    for tensor in (*store.held.page_tensors("full"), *store.held.page_tensors("window")):
         codes = tensor.view(torch.uint8)
         codes.copy_(torch.randint(0, 120, codes.shape, dtype=torch.uint8, generator=generator))
     cache.commit(0, "target", len(TOKENS))
@@ -64,7 +64,9 @@ def test_only_keys_and_values_have_it() -> None:
     assert [need.kept_in(None) for need in NEEDS] == NEEDS
     cache = make_cache(FP8)
     store = cache.stores["target"]
-    assert {one.dtype for one in (*store.held.page_tensors, *store.held.window_tensors)} == {FP8}
+    assert {one.dtype for one in (*store.held.page_tensors("full"), *store.held.page_tensors("window"))} == {
+        FP8
+    }
     assert store.token_bytes == 32
 
 

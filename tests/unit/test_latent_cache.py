@@ -26,7 +26,7 @@ def fed(cache: Cache, slot: int) -> Store:
     store, generator = cache.stores["target"], torch.Generator().manual_seed(1)
     cache.begin(slot, TOKENS, "")
     assert cache.reserve(slot, "target", cache.length(slot, "target"), len(TOKENS))
-    for tensor in store.held.page_tensors:
+    for tensor in store.held.page_tensors("full"):
         codes = tensor.view(torch.uint8)
         codes.copy_(torch.randint(0, 120, codes.shape, dtype=torch.uint8, generator=generator))
     cache.commit(slot, "target", len(TOKENS))
@@ -40,19 +40,19 @@ def test_what_a_token_takes() -> None:
     assert (NEEDS[0].slot_bytes(BF16), NEEDS[0].window, NEEDS[0].is_recurrent) == (0, None, False)
     store = make_cache(FP8).stores["target"]
     assert store.token_bytes == 24
-    assert [(one.dtype, one.shape[1:]) for one in store.held.page_tensors] == [(FP8, (SIZE, 12))] * 2
+    assert [(one.dtype, one.shape[1:]) for one in store.held.page_tensors("full")] == [(FP8, (SIZE, 12))] * 2
     assert store.is_positional
 
 
 def test_a_shared_page_is_copied_before_it_is_written() -> None:
     cache = make_cache()
     store = fed(cache, 0)
-    before = [tensor.clone() for tensor in store.held.page_tensors]
+    before = [tensor.clone() for tensor in store.held.page_tensors("full")]
     assert cache.begin(1, TOKENS, "") == 12
     assert cache.reserve(1, "target", 10, 11)  # within the third page, which slot 0 holds too
     copied = [
         [i for i in range(8) if torch.equal(tensor[i], old[j]) and not torch.equal(old[i], old[j])]
-        for tensor, old in zip(store.held.page_tensors, before, strict=True)
+        for tensor, old in zip(store.held.page_tensors("full"), before, strict=True)
         for j in range(8)
     ]
     assert sum(map(len, copied)) == len(NEEDS), "one page of each layer became another's equal"
