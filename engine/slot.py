@@ -120,19 +120,13 @@ class SlotStats:
     histogram: list[int] = field(default_factory=list)  # steps by number of accepted drafts
     recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=N_RECENT))
     drafter: str | None = None  # who made most of the last draft
-    drafters: dict[str, DrafterTally] = field(default_factory=dict)
+    drafters: defaultdict[str, DrafterTally] = field(default_factory=lambda: defaultdict(DrafterTally))
 
     def step(self, n_drafted: int, n_accepted: int, drafter: str | None) -> None:
         """A step that gave tokens."""
         self.n_steps += 1
         self.recent.append((n_drafted, n_accepted))
         self.drafter = drafter or self.drafter
-
-    def tally(self, name: str) -> DrafterTally:
-        """The drafter's figures for this request."""
-        if name not in self.drafters:
-            self.drafters[name] = DrafterTally()
-        return self.drafters[name]
 
 
 @dataclass(slots=True, eq=False)

@@ -88,7 +88,7 @@ class Guard:
             seconds = self._now() - started
             self.totals[name].call(verb, seconds)
             for slot in slots:
-                slot.stats.tally(name).call(verb, seconds / len(slots))
+                slot.stats.drafters[name].call(verb, seconds / len(slots))
 
     def spared(self) -> Spared:
         """What is decided and learnt about drafts runs inside. If it raises, what it was for goes without.
@@ -106,7 +106,7 @@ class Guard:
 
     def credit(self, name: str, slot: Slot, positions: Sequence[int], n_accepted: int) -> None:
         """Count a verified draft: the places of the drafter's tokens in it, and how many tokens of it were accepted."""
-        for tally in (slot.stats.tally(name), self.totals[name]):
+        for tally in (slot.stats.drafters[name], self.totals[name]):
             tally.credit(positions, n_accepted)
         if name in self.suspects:
             self._suspect(name)

@@ -297,8 +297,8 @@ def test_figures_are_kept_per_drafter_and_place() -> None:
     assert (told["a"].n_drafted, told["a"].n_accepted, told["a"].accepted_by_position) == (4, 2, (1, 1))
     assert (told["b"].n_drafted, told["b"].n_accepted, told["b"].accepted_by_position) == (4, 1, (0, 0, 1))
     one_draft(chain, slot)
-    assert slot.stats.tally("a").count().n_draft_calls == 1
-    assert slot.stats.tally("a").count().draft_s > 0
+    assert slot.stats.drafters["a"].count().n_draft_calls == 1
+    assert slot.stats.drafters["a"].count().draft_s > 0
 
 
 def test_accepted_guesses_are_not_fed_to_the_draft_network_again() -> None:
