@@ -93,6 +93,11 @@ def windows(keys: Keys, every: int) -> Config:
         return {"layer_types": [FULL] * n_layers, "sliding_window": None}
     listed = keys.flags("attention.sliding_window_pattern", n_layers)
     slides = [bool((i + 1) % every) for i in range(n_layers)] if listed is None else listed
+    return listed_windows(keys, slides)
+
+
+def listed_windows(keys: Keys, slides: Sequence[bool]) -> Config:
+    """Which layers slide, and over how many positions."""
     return {
         "layer_types": [SLIDING if one else FULL for one in slides],
         "sliding_window": keys.count("attention.sliding_window"),
@@ -128,14 +133,20 @@ def sparse_layers(keys: Keys, numbers: Sequence[int]) -> list[str]:
     return [SPARSE if f"blk.{i}.ffn_gate_inp.weight" in keys.tensors else DENSE for i in numbers]
 
 
-def experts(keys: Keys) -> Config:
-    """Experts chosen by a softmax, their weights summing to 1."""
+def experts(keys: Keys, of_all: str = "num_experts") -> Config:
+    """Experts whose weights sum to 1. of_all: what the family calls their number."""
     return {
-        "num_experts": keys.count("expert_count"),
+        of_all: keys.count("expert_count"),
         "num_experts_per_tok": keys.count("expert_used_count"),
         "moe_intermediate_size": keys.count("expert_feed_forward_length"),
         "norm_topk_prob": True,
     }
+
+
+def refuse_other_gating(keys: Keys, default: int | None = 2) -> None:
+    """Raise `UnsupportedModel` where experts are not chosen by a sigmoid. default: of a file that does not say."""
+    if keys.count("expert_gating_func", default) != 2:
+        raise keys.refuse("expert_gating_func", "only 2, a sigmoid, is supported")
 
 
 def experts_scale(keys: Keys) -> float:

@@ -29,9 +29,9 @@ from slipstream.engine.checkpoint.gguf.rule_parts import (
     EXPERTS,
     EXPERTS_BESIDE,
     FINAL_NORM,
-    HEAD_NORMS,
     MATRICES,
     NORMS,
+    SANDWICH_NORMS,
     half_shape,
     one_plus,
     one_row,
@@ -61,26 +61,15 @@ def llama(keys: Keys) -> Rules:
 
 
 def gemma3(keys: Keys) -> Rules:
-    norms = {
-        "attn_norm": "input_layernorm",
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
-        **HEAD_NORMS,
-    }
-    return {**renamed(MATRICES), **one_plus(norms)}
+    return {**renamed(MATRICES), **one_plus(SANDWICH_NORMS)}
 
 
 def gemma4(keys: Keys) -> Rules:
     """Norms are stored as they are. Gates and ups of an expert lie one below the other, in other files apart."""
     names = {
         **MATRICES,
-        **HEAD_NORMS,
+        **SANDWICH_NORMS,
         **EXPERTS_BESIDE,
-        "attn_norm": "input_layernorm",
-        "post_attention_norm": "post_attention_layernorm",
-        "ffn_norm": "pre_feedforward_layernorm",
-        "post_ffw_norm": "post_feedforward_layernorm",
         "inp_gate": "per_layer_input_gate",
         "proj": "per_layer_projection",
         "post_norm": "post_per_layer_input_norm",

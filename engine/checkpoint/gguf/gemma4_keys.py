@@ -11,6 +11,7 @@ from slipstream.engine.checkpoint.gguf.config_parts import (
     SLIDING,
     Config,
     by_kind,
+    listed_windows,
     read_factors,
     share,
     sliding_layers,
@@ -28,8 +29,7 @@ def gemma4(keys: Keys) -> Config:
     slides = sliding_layers(keys, keys.n_layers)
     return {
         "hidden_activation": "gelu_pytorch_tanh",
-        "layer_types": [SLIDING if one else FULL for one in slides],
-        "sliding_window": keys.count("attention.sliding_window"),
+        **listed_windows(keys, slides),
         "final_logit_softcapping": keys.number("final_logit_softcapping", 0.0) or None,
         "rope_parameters": rotations(keys),
         **heads(keys, slides),
@@ -60,8 +60,7 @@ def gemma4_assistant(keys: Keys) -> Config:
         "num_nextn_predict_layers": None,
         "num_kv_shared_layers": n_layers,
         "hidden_size_per_layer_input": 0,
-        "layer_types": [SLIDING if one else FULL for one in slides],
-        "sliding_window": keys.count("attention.sliding_window"),
+        **listed_windows(keys, slides),
         "rope_parameters": rotations(keys),
         **heads(keys, slides),
     }

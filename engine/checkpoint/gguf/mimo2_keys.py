@@ -10,6 +10,7 @@ from slipstream.engine.checkpoint.gguf.config_parts import (
     Config,
     by_kind,
     experts,
+    refuse_other_gating,
     sliding_layers,
     sparse_layers,
     unscaled_rope,
@@ -22,14 +23,11 @@ def mimo2(keys: Keys) -> Config:
     n_layers, slides = keys.n_layers, sliding_layers(keys, keys.count("block_count"))
     if not all(slides[n_layers:]):
         raise keys.refuse("attention.sliding_window_pattern", "layers of prediction must have a window")
-    if keys.count("expert_gating_func", 2) != 2:
-        raise keys.refuse("expert_gating_func", "only 2, a sigmoid, is supported")
-    given = {key: value for key, value in experts(keys).items() if key != "num_experts"}
+    refuse_other_gating(keys)
     d_key, (sliding, full) = keys.d_key, by_kind(keys, "attention.head_count_kv", slides)
     n_dims = keys.count("rope.dimension_count", d_key)
     return {
-        **given,
-        "n_routed_experts": keys.count("expert_count"),
+        **experts(keys, "n_routed_experts"),
         "layer_types": [SLIDING if one else FULL for one in slides[:n_layers]],
         "mlp_layer_types": sparse_layers(keys, range(n_layers)),
         "num_key_value_heads": full,

@@ -17,6 +17,7 @@ from slipstream.engine.checkpoint.gguf.config_parts import (
     Config,
     experts,
     experts_scale,
+    refuse_other_gating,
     rope,
     windows,
 )
@@ -145,32 +146,33 @@ def gemma3(keys: Keys) -> Config:
 def gpt_oss(keys: Keys) -> Config:
     if keys.count("expert_gating_func", 3) not in (0, 3):
         raise keys.refuse("expert_gating_func", "only 3, a softmax over the chosen experts, is supported")
-    given = {key: value for key, value in experts(keys).items() if key != "num_experts"}
-    rotation = rope(keys)
     return {
-        **given,
-        "num_local_experts": keys.count("expert_count"),
+        **experts(keys, "num_local_experts"),
         "intermediate_size": keys.count("expert_feed_forward_length"),
-        "rope_parameters": {**rotation, "truncate": False},
+        "rope_parameters": {**rope(keys), "truncate": False},
         "attention_bias": True,
         **windows(keys, 2),
     }
 
 
 def glm4_moe(keys: Keys) -> Config:
-    if keys.count("expert_gating_func", 2) != 2:
-        raise keys.refuse("expert_gating_func", "only 2, a sigmoid, is supported")
-    given = {key: value for key, value in experts(keys).items() if key != "num_experts"}
+    refuse_other_gating(keys)
     return {
-        **given,
-        "n_routed_experts": keys.count("expert_count"),
-        "n_shared_experts": keys.count("expert_shared_count", 1),
+        **routed_experts(keys, n_shared=1, normed=True),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in keys.tensors,
+    }
+
+
+def routed_experts(keys: Keys, *, n_shared: int, normed: bool) -> Config:
+    """Experts in groups beside shared ones. n_shared, normed: of a file that does not say."""
+    return {
+        **experts(keys, "n_routed_experts"),
+        "n_shared_experts": keys.count("expert_shared_count", n_shared),
         "first_k_dense_replace": keys.count("leading_dense_block_count", 0),
         "routed_scaling_factor": experts_scale(keys),
-        "norm_topk_prob": keys.flag("expert_weights_norm", default=True),
+        "norm_topk_prob": keys.flag("expert_weights_norm", default=normed),
         "n_group": max(1, keys.count("expert_group_count", 1)),
         "topk_group": max(1, keys.count("expert_group_used_count", 1)),
-        "use_qk_norm": "blk.0.attn_q_norm.weight" in keys.tensors,
     }
 
 
@@ -187,18 +189,10 @@ def deepseek2(keys: Keys) -> Config:
         rotation |= (
             {"mscale": stretched, "mscale_all_dim": stretched} if stretched else {"attention_factor": 1.0}
         )
-    given = {key: value for key, value in experts(keys).items() if key != "num_experts"}
     return {
-        **given,
+        **routed_experts(keys, n_shared=0, normed=False),
         **latents(keys),
         "architectures": ["DeepseekV3ForCausalLM" if by_sigmoid else "DeepseekV2ForCausalLM"],
-        "n_routed_experts": keys.count("expert_count"),
-        "n_shared_experts": keys.count("expert_shared_count", 0),
-        "first_k_dense_replace": keys.count("leading_dense_block_count", 0),
-        "routed_scaling_factor": experts_scale(keys),
-        "norm_topk_prob": keys.flag("expert_weights_norm", default=False),
-        "n_group": max(1, keys.count("expert_group_count", 1)),
-        "topk_group": max(1, keys.count("expert_group_used_count", 1)),
         "attention_bias": "blk.0.attn_kv_a_mqa.bias" in keys.tensors,
         "rope_parameters": rotation,
     }
@@ -219,8 +213,7 @@ def latents(keys: Keys) -> Config:
 
 def kimi_linear(keys: Keys) -> Config:
     """Layers without heads of keys and values are recurrent. No layer has a rotation."""
-    if keys.count("expert_gating_func") != 2:
-        raise keys.refuse("expert_gating_func", "only 2, a sigmoid, is supported")
+    refuse_other_gating(keys, default=None)
     given = experts(keys)
     return {
         **latents(keys),

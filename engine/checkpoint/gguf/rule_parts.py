@@ -41,6 +41,13 @@ NORMS = {
     "post_attention_norm": "post_attention_layernorm",
     **HEAD_NORMS,
 }
+SANDWICH_NORMS = {
+    "attn_norm": "input_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+    **HEAD_NORMS,
+}
 MATRICES = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",

@@ -10,6 +10,7 @@ from slipstream.engine.checkpoint.gguf.config_parts import (
     by_kind,
     experts,
     experts_scale,
+    listed_windows,
     read_factors,
     sliding_layers,
     sparse_layers,
@@ -28,20 +29,17 @@ def step35(keys: Keys) -> Config:
     """
     refuse(keys)
     n_layers, n_all = keys.n_layers, keys.count("block_count")
-    slides, given = sliding_layers(keys, n_all), experts(keys)
+    slides = sliding_layers(keys, n_all)
     sliding, full = by_kind(keys, "attention.head_count", slides)
     return {
-        "layer_types": [SLIDING if one else FULL for one in slides],
+        **listed_windows(keys, slides),
+        **experts(keys, "n_routed_experts"),
         "mlp_layer_types": sparse_layers(keys, range(n_all)),
         "num_hidden_layers": n_layers,
         "num_attention_heads": full,
         "num_sliding_attention_heads": sliding,
         "num_key_value_heads": keys.count("attention.head_count_kv"),
-        "sliding_window": keys.count("attention.sliding_window"),
         "rope_parameters": rotations(keys),
-        "n_routed_experts": given["num_experts"],
-        "num_experts_per_tok": given["num_experts_per_tok"],
-        "moe_intermediate_size": given["moe_intermediate_size"],
         "share_expert_dim": keys.count("expert_shared_feed_forward_length"),
         "moe_router_scaling_factor": experts_scale(keys),
         "swiglu_limits": limits(keys, "swiglu_clamp_exp", n_all),
