@@ -22,8 +22,7 @@ from slipstream.engine.layers.block_end import BlockEnd, BlockEndSpec, LayerInpu
 from slipstream.engine.layers.embed import Embedding, Head, load_embedding, load_head
 from slipstream.engine.layers.image_rows import padded, turned, with_images
 from slipstream.engine.layers.norm import Norm, NormNames, NormSpec, SumAlone, load_norm
-from slipstream.engine.layers.rope import RopeSpec, query_factors, rope_tables
-from slipstream.kernels.norm_rope_write.op import Rope
+from slipstream.engine.layers.rope import RopeSpec, load_rope
 
 
 class Mixer(Protocol):
@@ -279,12 +278,7 @@ def load_decoder(weights: TensorSource, spec: DecoderSpec) -> Decoder:
     spec: of the part that `weights` hand out.
     """
     kinds = dict.fromkeys(block.mixer.rope for block in spec.blocks)
-    n, device = spec.n_positions, weights.device
-    ropes = {
-        one: Rope(*rope_tables(one, n, device), query_factors(one, n, device))
-        for one in kinds
-        if one is not None
-    }
+    ropes = {one: load_rope(one, spec.n_positions, weights.device) for one in kinds if one is not None}
     embedding = load_embedding(
         weights, "model.embed_tokens", spec.vocab_rows, spec.d_model, spec.embedding_scale
     )

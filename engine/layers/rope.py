@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from slipstream.kernels.norm_rope_write.rows import Rope
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
@@ -41,6 +43,11 @@ class RopeSpec:
     def of_text(self) -> RopeSpec:
         """The same without sections, which change nothing in the tables."""
         return replace(self, sections=(), interleaved=False)
+
+
+def load_rope(spec: RopeSpec, n_positions: int, device: torch.device) -> Rope:
+    """The rotation of all positions, as layers read it."""
+    return Rope(*rope_tables(spec, n_positions, device), query_factors(spec, n_positions, device))
 
 
 def rope_tables(spec: RopeSpec, n_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:

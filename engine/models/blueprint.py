@@ -18,7 +18,7 @@ from slipstream.engine.errors import UnsupportedModel
 from slipstream.engine.layers.decoder import DecoderSpec, load_block, load_decoder
 from slipstream.engine.layers.linear import load_linear
 from slipstream.engine.layers.norm import load_norm
-from slipstream.engine.layers.rope import rope_tables
+from slipstream.engine.layers.rope import load_rope, rope_tables
 from slipstream.engine.models.reading.config import ModelConfig
 from slipstream.engine.models.reading.fields import MOST_PARTS
 from slipstream.engine.models.registry import decoder_spec
@@ -26,7 +26,6 @@ from slipstream.engine.ranks import ALONE, Joint, Ranks
 from slipstream.kernels import select
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.quantized import Quantized, joined
-from slipstream.kernels.norm_rope_write.op import Rope
 
 META, CUDA = torch.device("meta"), torch.device("cuda")
 # What configs call the number of layers of multi-token prediction; each has one of these keys, or none.
@@ -198,7 +197,7 @@ def _draw_mtp_layer(weights: Blueprint, spec: DecoderSpec, config: ModelConfig, 
         cached = [spec.mtp_block(place)]
     if not cached or (kind := cached[-1].mixer.rope) is None:
         raise UnsupportedModel(f"{config.fields.where}: MTP layers beside a target without attention")
-    ropes = {kind: Rope(*rope_tables(kind, 1, META))}
+    ropes = {kind: load_rope(kind, 1, META)}
     for name in ("token_norm", "hidden_norm", "norm"):
         load_norm(weights, name, spec.d_model, spec.norm)
     load_linear(weights, ["joint"], 2 * spec.d_model, [spec.d_model], bias=False)

@@ -24,7 +24,7 @@ from slipstream.engine.layers.linear import load_linear
 from slipstream.engine.layers.mlp import MLPSpec
 from slipstream.engine.layers.moe import MoESpec
 from slipstream.engine.layers.norm import NormSpec, load_norm
-from slipstream.engine.layers.rope import RopeSpec, query_factors, rope_tables
+from slipstream.engine.layers.rope import RopeSpec, load_rope
 from slipstream.engine.models.heads.head_choices import HeadChoices
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.config import refuse_sliding_window, refuse_unsupported
@@ -108,10 +108,7 @@ def rope_table(rope: RopeSpec, n_ctx: int, target: Network) -> Rope:
     """The table of a rotary embedding over n_ctx positions: the target's, if it has it."""
     tables = {one.of_text: table for one, table in target.decoder.ropes.items()}
     table = tables.get(rope.of_text)
-    if table is None or n_ctx > target.n_ctx:
-        device = target.device
-        table = Rope(*rope_tables(rope, n_ctx, device), query_factors(rope, n_ctx, device))
-    return table
+    return load_rope(rope, n_ctx, target.device) if table is None or n_ctx > target.n_ctx else table
 
 
 def refuse_tensors(weights: Weights, foreign: Mapping[str, str], prefix: str = "") -> None:

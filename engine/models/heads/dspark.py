@@ -19,11 +19,11 @@ from slipstream.engine.errors import LoadError
 from slipstream.engine.layers.decoder import AnyHead, logits_of
 from slipstream.engine.layers.embed import Embedding
 from slipstream.engine.models.heads.block_backbone import BlockDraft, load_block_draft
-from slipstream.engine.models.heads.draft_parts import load_draft_head, refuse_tensors
+from slipstream.engine.models.heads.draft_parts import load_any_linear, load_draft_head, refuse_tensors
 from slipstream.engine.models.heads.head_choices import NO_CHOICE, HeadChoices
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.documents import read_documents
-from slipstream.kernels.matmul.op import Packed, linear, pack
+from slipstream.kernels.matmul.op import Packed, linear
 
 MARKOV = "markov_head.markov_w1.weight"
 BIAS = "markov_head.markov_w2"
@@ -117,6 +117,4 @@ def load_confidence(weights: Weights, d_model: int, rank: int) -> Confidence | N
         raise LoadError(
             f"{weights.folder}: tensor {name}.weight reads {d_in} numbers, neither {d_model} nor {d_model + rank}"
         )
-    matrix = weights.take(f"{name}.weight", [1, d_in])
-    bias = weights.take(f"{name}.bias", [1]) if f"{name}.bias" in weights else None
-    return Confidence(pack(matrix, bias), with_markov=d_in != d_model)
+    return Confidence(load_any_linear(weights, name, d_in, 1), with_markov=d_in != d_model)

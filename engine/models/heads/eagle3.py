@@ -24,9 +24,8 @@ from slipstream.engine.cache.store import Store
 from slipstream.engine.checkpoint.weights import Weights
 from slipstream.engine.errors import LoadError
 from slipstream.engine.layers.attention import Attention
-from slipstream.engine.layers.decoder import AnyHead, Block, logits_of, run_blocks, wanted_rows
+from slipstream.engine.layers.decoder import AnyHead, Block, FeedForward, logits_of, run_blocks, wanted_rows
 from slipstream.engine.layers.embed import Embedding
-from slipstream.engine.layers.mlp import GatedMLP, MLPSpec
 from slipstream.engine.layers.norm import Norm, load_norm
 from slipstream.engine.models.heads.draft_parts import (
     FOREIGN_PARTS,
@@ -38,6 +37,7 @@ from slipstream.engine.models.heads.draft_parts import (
     load_draft_attention,
     load_draft_block,
     load_draft_ends,
+    load_draft_ffn,
     read_plan,
     refuse_tensors,
 )
@@ -81,7 +81,7 @@ class FirstLayer:
     hidden_norm: Norm
     attention: Attention  # reads rows of width 2 * d_model
     mlp_norm: Norm
-    mlp: GatedMLP
+    mlp: FeedForward
     norm_before_residual: bool
 
     def __call__(self, embedded: Tensor, hidden: Tensor, batch: Batch, layer: KVLayer) -> Pair:
@@ -258,15 +258,13 @@ def load_fusion(weights: Weights, fields: Fields, n_taps: int, plan: BlockPlan, 
 
 def load_first_layer(weights: Weights, fields: Fields, name: str, plan: BlockPlan) -> FirstLayer:
     """The layer whose tensors start with `name`."""
-    gate = f"{name}.mlp.gate_proj"
-    d_ffn = weights.shape(f"{gate}.weight")[0]
     by_default = fields.has("speculators_model_type")
     return FirstLayer(
         token_norm=load_norm(weights, f"{name}.input_layernorm", plan.d_model, plan.norm),
         hidden_norm=load_norm(weights, f"{name}.hidden_norm", plan.d_model, plan.norm),
         attention=load_draft_attention(weights, name, plan, 2 * plan.d_model),
         mlp_norm=load_norm(weights, f"{name}.post_attention_layernorm", plan.d_model, plan.norm),
-        mlp=MLPSpec(plan.d_model, d_ffn, bias=f"{gate}.bias" in weights).load(weights, f"{name}.mlp"),
+        mlp=load_draft_ffn(weights, f"{name}.mlp", plan, None),
         norm_before_residual=option(fields, "norm_before_residual", default=by_default),
     )
 
