@@ -87,13 +87,15 @@ class Engine:
 
         One that wants a certain slot (`Request.slot`) waits for that, and holds up no other.
         """
+        if not self.busy:
+            self._read_s = 0.0
         self.seats.waiting.add(slot, self.now())
 
     def cancel(self, request_id: str) -> None:
         """Forget a request wherever it is. Unknown ids are requests that have just ended."""
         self.seats.waiting.remove(request_id)
         for slot in self.seats.of(request_id):
-            self._free(slot)
+            self.seats.free(slot)
 
     def finish(self, request_id: str) -> list[tuple[str, Event]]:
         """End a request that has begun to reply, as it stands; returns its last event."""
@@ -102,7 +104,7 @@ class Engine:
             if slot.n_decoded >= max(1, slot.n_emitted):
                 with self.seats.guard(slot):
                     events.append((request_id, self._done(slot, Ending.ENOUGH)))
-                    self._free(slot)
+                    self.seats.free(slot)
         return events + self._failures()
 
     def close(self) -> None:
@@ -263,7 +265,7 @@ class Engine:
                     events.append((slot.request.id, self._done(slot, endings[slot])))
                     over.append(slot)
         for slot in over:
-            self._free(slot)
+            self.seats.free(slot)
         events += self._failures()
         self.clock.lap("publish")
         return events
@@ -296,7 +298,7 @@ class Engine:
                 continue
             with self.seats.guard(slot):
                 events.append((slot.request.id, self._done(slot, slot.ended)))
-                self._free(slot)
+                self.seats.free(slot)
         return events
 
     def _end_or_start_over(self, slot: Slot) -> None:
@@ -308,10 +310,7 @@ class Engine:
 
     def _failures(self) -> list[tuple[str, Event]]:
         """End the requests that failed in this step."""
-        ended: list[tuple[str, Event]] = [(name, Failed(error)) for name, error in self.seats.failures()]
-        if not self.busy:
-            self._read_s = 0.0
-        return ended
+        return [(name, Failed(error)) for name, error in self.seats.failures()]
 
     def _done(self, slot: Slot, ending: Ending) -> Done:
         synthetic = self._target.acceptance is not coupled
@@ -349,11 +348,6 @@ class Engine:
         capacity = self.capacity
         most = min(capacity.batch_size, capacity.n_ctx, max(_LEAST_WIDTH, capacity.n_slots * (1 + n_drafts)))
         warm_up(self._target, self._cache, self._chain.lengths.costs, most, n_drafts, enough_s)
-
-    def _free(self, slot: Slot) -> None:
-        self.seats.free(slot)
-        if not self.busy:
-            self._read_s = 0.0
 
     def stats(self) -> EngineStats:
         """A picture of the engine between two steps."""

@@ -44,7 +44,7 @@ class TextStream:
         self._shown: list[int] = []  # the tokens whose text was decoded last
         self._pending: list[int] = []  # tokens after them without text so far
         self._n_pushed = 0
-        self._n_visible = 0
+        self.n_visible = 0  # characters of the text so far
         self._is_over = False
         self._skips = skip_special
         self._places = TokenPlaces(tokenizer, skip_special=skip_special) if with_places else None
@@ -92,11 +92,6 @@ class TextStream:
         return self._tokenizer.token_bytes
 
     @property
-    def n_visible(self) -> int:
-        """Characters of the text so far."""
-        return self._n_visible
-
-    @property
     def has_all_begun(self) -> bool:
         """Whether `begun` has given every token so far; true without `with_places`."""
         return self._places is None or not (self._pending or self._places.n_waiting)
@@ -108,7 +103,7 @@ class TextStream:
         """
         if self._places is None:
             return []
-        return self._places.take(self._n_visible, is_complete=self._is_over and self.stopped is None)
+        return self._places.take(self.n_visible, is_complete=self._is_over and self.stopped is None)
 
     def push(self, token_id: int, *, may_stop: bool = True) -> str:
         """The text that becomes visible with one more token; empty once a stop string was complete.
@@ -125,7 +120,7 @@ class TextStream:
             text = self._release(text)
         else:
             text, self._held = self._held + text, ""
-        self._n_visible += len(text)
+        self.n_visible += len(text)
         return text
 
     def flush(self, *, n_left_out: int = 0) -> str:
@@ -143,7 +138,7 @@ class TextStream:
         text = self._release(text) if self._stop else text
         text += self._held
         self._pending, self._held = [], ""
-        self._n_visible += len(text)
+        self.n_visible += len(text)
         self._is_over = True
         return text
 
