@@ -35,19 +35,14 @@ class Attention:
     norms: HeadNorms | None
     rope: Rope
     scale: float
-    kv: KV
+    need: KV
     gate: Packed | None = None  # of the output, before `out`: an output per element, or per head
     sinks: Tensor | None = None  # [n_heads] float32
     value_scale: float | None = None
 
-    @property
-    def need(self) -> KV:
-        """What the layer needs from a `Store`."""
-        return self.kv
-
     def __call__(self, x: Tensor, batch: Batch, layer: KVLayer) -> Tensor:
         """x: [n_tokens, d_model]. Writes the rows into the layer's keys and values. Returns x's shape."""
-        keys, values, window = layer.keys, layer.values, self.kv.window
+        keys, values, window = layer.keys, layer.values, self.need.window
         batch = pages_of(batch, window)
         rope = batch.rope or self.rope
         q = norm_rope_write(linear(x, self.qkv), self.norms, rope, batch, keys, values)
@@ -151,7 +146,7 @@ class AttentionSpec:
             norms=norms,
             rope=ropes[self.rope],
             scale=self.score_scale,
-            kv=self.need,
+            need=self.need,
             gate=gate,
             sinks=self._load_sinks(weights, name),
             value_scale=self.value_scale,

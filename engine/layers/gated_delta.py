@@ -56,7 +56,7 @@ class GatedDeltaSpec:
     """What distinguishes the gated-delta layer of one family from another's. Its tensors are `linear_attn.*`."""
 
     d_model: int
-    state: Recurrent
+    need: Recurrent
     eps: float
     grouped: bool = False  # projections are stored joined, key head by key head (Qwen3-Next)
 
@@ -65,16 +65,11 @@ class GatedDeltaSpec:
 
     def split(self, n: int) -> GatedDeltaSpec:
         """What each of n ranks computes. Raises `SettingError`."""
-        return replace(self, state=self.state.split(n))
-
-    @property
-    def need(self) -> Recurrent:
-        """What the layer needs from a `Store`."""
-        return self.state
+        return replace(self, need=self.need.split(n))
 
     def load(self, weights: TensorSource, block: str, ropes: Ropes) -> GatedDelta:
         """The layer of the block whose tensors start with `block`."""
-        name, need = f"{block}.linear_attn", self.state
+        name, need = f"{block}.linear_attn", self.need
         n_heads, wide = need.n_value_heads, torch.promote_types(weights.dtype, torch.float32)
         grouped = self.grouped and f"{name}.in_proj_qkvz.weight" in weights  # GGUF files have them apart
         qkvz, ba = (self._ungrouped if grouped else self._joined)(weights, name)
@@ -98,7 +93,7 @@ class GatedDeltaSpec:
 
     def _joined(self, weights: TensorSource, name: str) -> tuple[Packed, Packed]:
         """(qkvz, ba) of projections that are stored one by one."""
-        need, n_heads = self.state, self.state.n_value_heads
+        need, n_heads = self.need, self.need.n_value_heads
 
         def joined(parts: tuple[str, str], widths: list[int], joint: Sequence[int] = ()) -> Packed:
             names = [f"{name}.in_proj_{one}" for one in parts]
@@ -109,7 +104,7 @@ class GatedDeltaSpec:
 
     def _ungrouped(self, weights: TensorSource, name: str) -> tuple[Packed, Packed]:
         """The same of rows that lie together by key head: query, key, its values, their gates; its betas, decays."""
-        need = self.state
+        need = self.need
         n_groups, d_key = need.n_key_heads, need.d_key
         d_values = need.n_value_heads // n_groups * need.d_value
         sizes = [d_key, d_key, d_values, d_values]

@@ -57,7 +57,7 @@ class KimiDeltaSpec:
     """The shape of such a layer. Its tensors are `self_attn.*`."""
 
     d_model: int
-    state: Recurrent  # heads of keys and of values are as many, and as wide
+    need: Recurrent  # heads of keys and of values are as many, and as wide
     eps: float
 
     rope = None
@@ -65,16 +65,11 @@ class KimiDeltaSpec:
 
     def split(self, n: int) -> KimiDeltaSpec:
         """What each of n ranks computes. Raises `SettingError`."""
-        return replace(self, state=self.state.split(n))
-
-    @property
-    def need(self) -> Recurrent:
-        """What the layer needs from a `Store`."""
-        return self.state
+        return replace(self, need=self.need.split(n))
 
     def load(self, weights: TensorSource, block: str, ropes: Ropes) -> KimiDelta:
         """The layer of the block whose tensors start with `block`."""
-        name, need = f"{block}.self_attn", self.state
+        name, need = f"{block}.self_attn", self.need
         n_heads, d_head = need.n_value_heads, need.d_key
         d, wide = n_heads * d_head, torch.promote_types(weights.dtype, torch.float32)
 

@@ -46,7 +46,7 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec
         raise fields.refuse("mla_use_nope", "latent attention with a rotation is not supported here")
     mixers: dict[str, MixerSpec] = {
         FULL: read_latent_attention(config, None),
-        LINEAR: KimiDeltaSpec(d_model=config.d_model, state=read_state(fields), eps=config.norm_eps),
+        LINEAR: KimiDeltaSpec(d_model=config.d_model, need=read_state(fields), eps=config.norm_eps),
     }
     ffns = [Located(ffn) for ffn in feed_forwards(config, read_experts(config))]
     blocks = [BlockSpec(mixers[kind], ffn) for kind, ffn in zip(layer_kinds(config), ffns, strict=True)]

@@ -35,7 +35,7 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int, *, grouped: bo
     mixers: dict[str, MixerSpec] = {
         "full_attention": config.attention(head_norm=norm, gate="element"),
         "linear_attention": GatedDeltaSpec(
-            d_model=config.d_model, state=read_state(config), eps=config.norm_eps, grouped=grouped
+            d_model=config.d_model, need=read_state(config), eps=config.norm_eps, grouped=grouped
         ),
     }
     ffns = read_feed_forwards(config)
