@@ -15,11 +15,10 @@ import torch
 from slipstream.engine.api import Delta, Done, Event, Failed
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.core import forward, plan
-from slipstream.engine.core.capacity import Capacity
 from slipstream.engine.core.clock import Clock
 from slipstream.engine.core.finish import broken, done, echo, keep, progress, unsent
 from slipstream.engine.core.flight import Flight
-from slipstream.engine.core.plan import Place, Work
+from slipstream.engine.core.plan import Capacity, Place, Work
 from slipstream.engine.core.queue import Waiting
 from slipstream.engine.core.seats import Seats
 from slipstream.engine.core.warm import ENOUGH_S, warm_up

@@ -1,4 +1,4 @@
-"""Which tokens run in a step. Pure: slots and drafts in, work out; no torch, no clocks.
+"""Which tokens run in a step, and how many rows it may have. Pure: slots and drafts in, work out; no torch, no clocks.
 
 Ready slots come first with their drafts, then prompt tokens in what is left of the row budget, oldest first. Both are
 spans of a single ragged batch. A pass behind an unread pass is planned in the same way, from the places that the slots
@@ -17,7 +17,35 @@ from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.decide.value import Pass
 from slipstream.engine.speculate.drafter import NO_DRAFT, UNREAD, Draft, Want
 
+# A pass of prompts alone has twice the rows while a row then takes so much less, and the pass is over in so many
+# seconds: a request that comes meanwhile waits for it, and one that is cancelled keeps the device until then.
+_CHEAPER, _LONGEST_S = 0.93, 3.0
 _MOST_JUDGED = 128  # rows of a prompt whose logits are held at once: each is as wide as the vocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """Sizes that do not change after the start."""
+
+    n_slots: int
+    n_ctx: int
+    batch_size: int  # rows of one pass
+    eos_ids: frozenset[int]
+    shared_size: int | None = None  # rows of one in which slots decode; None: as many
+    overlaps: bool = False  # a pass may be launched while the pass before it is unread
+
+    def budget(self, seconds_of: Callable[[int], float], *, is_shared: bool) -> int:
+        """Most rows of the next pass. No text depends on it: a row's bits are the same in any pass.
+
+        seconds_of: what a pass of so many rows takes. is_shared: slots decode in it, which a long pass would hold up.
+        """
+        n_rows = self.shared_size or self.batch_size
+        while not is_shared and 2 * n_rows <= self.batch_size:
+            longer_s = seconds_of(2 * n_rows)
+            if longer_s > min(_LONGEST_S, 2.0 * _CHEAPER * seconds_of(n_rows)):
+                break
+            n_rows *= 2
+        return n_rows
 
 
 @dataclass(frozen=True, slots=True)

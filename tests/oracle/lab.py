@@ -20,8 +20,8 @@ from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.need import Sizes
 from slipstream.engine.cache.snapshots import Snapshots
 from slipstream.engine.cache.store import Store
-from slipstream.engine.core.capacity import Capacity
 from slipstream.engine.core.engine import Engine
+from slipstream.engine.core.plan import Capacity
 from slipstream.engine.core.slot_factory import Prepared, SlotFactory
 from slipstream.engine.errors import InvalidRequest
 from slipstream.engine.frames import frame_sizes

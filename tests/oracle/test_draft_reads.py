@@ -12,8 +12,8 @@ from slipstream.engine.api import Delta
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.need import Sizes
 from slipstream.engine.cache.store import Store
-from slipstream.engine.core.capacity import Capacity
 from slipstream.engine.core.engine import Engine
+from slipstream.engine.core.plan import Capacity
 from slipstream.engine.models.heads.dspark import load_dspark
 from slipstream.engine.models.heads.eagle3 import load_eagle3
 from slipstream.engine.models.heads.mtp import load_mtp

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from slipstream.engine.core.capacity import Capacity
+from slipstream.engine.core.plan import Capacity
 
 
 def capacity(batch_size: int = 1024, shared_size: int | None = 128) -> Capacity:

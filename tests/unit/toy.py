@@ -18,8 +18,8 @@ from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.kv import KV
 from slipstream.engine.cache.need import Sizes
 from slipstream.engine.cache.store import Store
-from slipstream.engine.core.capacity import Capacity
 from slipstream.engine.core.engine import Engine
+from slipstream.engine.core.plan import Capacity
 from slipstream.engine.core.queue import Waiting
 from slipstream.engine.core.slot_factory import Prepared, SlotFactory
 from slipstream.engine.layers.decoder import Taps

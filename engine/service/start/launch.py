@@ -21,8 +21,8 @@ from slipstream.engine.api import ModelInfo
 from slipstream.engine.batch import numbered, use_device
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.core import forward
-from slipstream.engine.core.capacity import Capacity
 from slipstream.engine.core.engine import Engine
+from slipstream.engine.core.plan import Capacity
 from slipstream.engine.core.queue import Waiting
 from slipstream.engine.errors import DraftMismatch, SettingError
 from slipstream.engine.images import OpenVision
