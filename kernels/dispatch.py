@@ -248,7 +248,8 @@ def _refusal(folder: str, implementation: str, device: torch.device, dtype: torc
     if MADE_FOR.get(implementation, device.type) != device.type:
         return f"the device is {device.type}"
     try:
-        reason: str | None = _module(folder, implementation).refuses(device, dtype)
+        refuses = getattr(_module(folder, implementation), "refuses", None)
+        reason: str | None = None if refuses is None else refuses(device, dtype)
     except CannotRunError as error:
         return str(error)
     return reason

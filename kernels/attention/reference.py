@@ -8,10 +8,6 @@ from torch import Tensor
 from slipstream.kernels.attention.spans import Spans, check_sinks, check_wholes, check_widths, check_window
 
 
-def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    return None
-
-
 def attention(
     q: Tensor,
     keys: Tensor,

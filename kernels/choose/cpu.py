@@ -52,10 +52,6 @@ NO_EDITS, NO_MASKS = (0,) * 5, (0,) * 3
 _kept = threading.local()  # .rows: see _memory
 
 
-def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    return None
-
-
 def choose(
     logits: Tensor,
     params: RowParams,

@@ -36,10 +36,6 @@ class Values(NamedTuple):
 EXACT = True  # sums are of integers
 
 
-def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    return None
-
-
 def choose(
     logits: Tensor,
     params: RowParams,

@@ -9,10 +9,6 @@ from torch import Tensor
 from slipstream.kernels.gated.activation import Activation
 
 
-def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    return None
-
-
 def gated_mul(gate_up: Tensor, activation: Activation) -> Tensor:
     gate, up = _wide(gate_up).chunk(2, -1)
     return _gated(gate, up, activation).to(gate_up.dtype)

@@ -18,10 +18,6 @@ from slipstream.kernels.gated_delta.state import DeltaGate, DeltaState
 EPS = 1e-6  # added to a sum of squares
 
 
-def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class _Record:
     """What one update does to the states of a slot."""

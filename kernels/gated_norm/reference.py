@@ -7,10 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    return None
-
-
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, activation: str) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
     normed = x.to(wide) * torch.rsqrt(x.to(wide).square().mean(-1, keepdim=True) + eps)

@@ -29,10 +29,6 @@ class PlainWeight:
         return self.weight.shape[0]
 
 
-def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    return None
-
-
 def pack(weight: Tensor | Quantized, bias: Tensor | None = None) -> Packed:
     return PlainWeight(widened(weight), bias)
 

@@ -25,10 +25,6 @@ class PlainHeads:
         return self.weight.shape[1]
 
 
-def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    return None
-
-
 def write_latents(
     q: Tensor, kv: Tensor, norm: LatentNorm, rope: LatentRope, rows: Rows, latents: Tensor
 ) -> Tensor:

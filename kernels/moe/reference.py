@@ -34,10 +34,6 @@ class PlainExperts:
         return self.down.shape[0]
 
 
-def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    return None
-
-
 def route(logits: Tensor, routing: Routing) -> Routed:
     wide = _wide(logits)  # [n_rows, n_experts]
     scores = wide.softmax(-1) if routing.scores == "softmax" else wide.sigmoid()  # [n_rows, n_experts]

@@ -11,10 +11,6 @@ N_MAX = 16
 EXACT = True  # no sum whose order could depend on other rows
 
 
-def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    return None
-
-
 def ngram(tokens: Tensor, lengths: Tensor, slots: Tensor, n_drafts_max: int) -> tuple[Tensor, Tensor]:
     capacity = tokens.shape[1]
     slot = slots.clamp(min=0)  # [n_active]

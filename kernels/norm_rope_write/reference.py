@@ -9,10 +9,6 @@ from slipstream.kernels.norm.reference import rms_norm
 from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope, Rows, count_query_heads
 
 
-def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    return None
-
-
 def norm_rope_write(
     qkv: Tensor, norms: HeadNorms | None, rope: Rope, rows: Rows, keys: Tensor, values: Tensor
 ) -> Tensor:

@@ -9,10 +9,6 @@ from slipstream.kernels.gated_delta.spans import RecurrentRows
 from slipstream.kernels.short_conv.state import ConvState
 
 
-def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    return None
-
-
 def short_conv(x: Tensor, weight: Tensor, state: ConvState, spans: RecurrentRows) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     starts, parks = spans.span_starts.tolist(), spans.park_rows.tolist()

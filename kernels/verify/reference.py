@@ -8,10 +8,6 @@ from torch import Tensor
 EXACT = True  # no sum whose order could depend on other rows
 
 
-def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
-    return None
-
-
 def verify(
     picks: Tensor, drafts: Tensor, span_starts: Tensor, slots: Tensor, tokens: Tensor, lengths: Tensor
 ) -> tuple[Tensor, Tensor]:
