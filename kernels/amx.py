@@ -17,7 +17,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from slipstream.kernels.compiled import emits
+from slipstream.kernels.cpu_features import TILES, features
 
+HAS_TILES = features() >= TILES  # whether threads of this process may use tiles
 INPUTS = 4  # number of the tile
 BYTE, INT, LONG = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 

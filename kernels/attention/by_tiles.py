@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.kernels.amx import configure, load, multiply, release, store, zero
+from slipstream.kernels.amx import HAS_TILES, configure, load, multiply, release, store, zero
 from slipstream.kernels.attention import vectors
 from slipstream.kernels.attention.walk import (
     BLOCK,
@@ -44,13 +44,11 @@ from slipstream.kernels.compiled import (
     routine,
     shifted,
 )
-from slipstream.kernels.cpu_features import TILES, features
 from slipstream.kernels.exponential import LOG2E, coarse_exp2, exp
 from slipstream.kernels.vector import fma, larger, max_lanes, splat, store_four
 from slipstream.kernels.vector import load as load_floats
 from slipstream.kernels.vector import store as store_floats
 
-HAS_TILES = features() >= TILES
 LANES = 16  # of a tile
 FILLING = LANES - 1, LANES  # a head has whole tiles (`slots_of`)
 LINE = 64  # bytes: a tile's row

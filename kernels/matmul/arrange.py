@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from slipstream.kernels import threads
+from slipstream.kernels.amx import HAS_TILES
 from slipstream.kernels.compiled import (
     KINDS,
     fetch_add,
@@ -26,7 +27,7 @@ from slipstream.kernels.matmul.code_a8 import INPUT_BYTES, lay_steps
 from slipstream.kernels.matmul.code_bytes import find_unit, lay_inputs, round_inputs
 from slipstream.kernels.matmul.emit import N_FIELDS
 from slipstream.kernels.matmul.formats import CHUNK, OF_A8, OF_BYTES, OF_PAIRS, OF_TILES
-from slipstream.kernels.matmul.tile_sums import HAS_TILES, TILE_ROWS, VECTOR_ROWS
+from slipstream.kernels.matmul.tile_sums import TILE_ROWS, VECTOR_ROWS
 from slipstream.kernels.matmul.unpack import MOST_ROWS
 from slipstream.kernels.vector import WIDTH, load, sum_lanes
 

@@ -17,6 +17,7 @@ from dataclasses import replace
 from llvmlite import ir
 from numba import types
 
+from slipstream.kernels.amx import HAS_TILES
 from slipstream.kernels.compiled import emits
 from slipstream.kernels.matmul import code_bytes, code_shorts
 from slipstream.kernels.matmul.code_bytes import (
@@ -49,7 +50,6 @@ from slipstream.kernels.matmul.emit import (
     spread,
 )
 from slipstream.kernels.matmul.formats import CHUNK, BlockFormat
-from slipstream.kernels.matmul.tile_sums import HAS_TILES
 from slipstream.kernels.pairs import BFLOATS
 from slipstream.kernels.vector import FLOATS, INTS, IS_WIDE, WIDTH, call_intrinsic, constant
 

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.kernels import threads
+from slipstream.kernels.amx import HAS_TILES
 from slipstream.kernels.cpu_features import missing
 from slipstream.kernels.matmul import (
     code_bytes,
@@ -54,7 +55,6 @@ from slipstream.kernels.matmul.quantized import (
 )
 from slipstream.kernels.matmul.records import records
 from slipstream.kernels.matmul.scaled import kind_of
-from slipstream.kernels.matmul.tile_sums import HAS_TILES
 
 SERIAL_BELOW = 500_000  # multiply-adds; less is done before a second thread has begun
 # Whether whole units are multiplied as pairs of bfloat16, in tiles or by vectors, with the bits of bytes.

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from slipstream.kernels import threads
+from slipstream.kernels.amx import HAS_TILES
 from slipstream.kernels.compiled import (
     KINDS,
     fetch_add,
@@ -62,7 +63,7 @@ from slipstream.kernels.matmul.emit import N_FIELDS
 from slipstream.kernels.matmul.formats import CHUNK, OF_A8, OF_UNITS, PANEL
 from slipstream.kernels.matmul.panel_sums import BY_FLOATS
 from slipstream.kernels.matmul.records import constants_of
-from slipstream.kernels.matmul.tile_sums import BY_TWOS, HAS_TILES, LINE, TILE_ROWS, VECTOR_ROWS
+from slipstream.kernels.matmul.tile_sums import BY_TWOS, LINE, TILE_ROWS, VECTOR_ROWS
 from slipstream.kernels.matmul.unpack import LAYS, MOST_ROWS
 from slipstream.kernels.vector import WIDTH, load, store, store_part
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.kernels.amx import configure, load, multiply, release, store
+from slipstream.kernels.amx import HAS_TILES, configure, load, multiply, release, store
 from slipstream.kernels.compiled import address_of, fetch_once, inlined, routine
-from slipstream.kernels.cpu_features import TILES, features
 from slipstream.kernels.matmul.formats import PANEL
 from slipstream.kernels.matmul.panel_sums import BY_PAIRS, add_steps, multiply_pairs
 
@@ -144,6 +143,5 @@ def fetch_quarter(fetch: Any, which: int) -> None:
         fetch_once(where + i * LINE)
 
 
-HAS_TILES = features() >= TILES
 BY_TILES = 2, begin, add_by_tiles, end
 BY_TWOS = BY_TILES if HAS_TILES else BY_PAIRS  # how products of bfloat16 are added here

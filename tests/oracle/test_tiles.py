@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from slipstream.kernels import compiled, cpu_features
+from slipstream.kernels.amx import HAS_TILES
 from slipstream.kernels.cpu_features import TILES, features, is_amd
 from slipstream.kernels.matmul import code_bytes, panels
-from slipstream.kernels.matmul.tile_sums import HAS_TILES, TILE_ROWS
+from slipstream.kernels.matmul.tile_sums import TILE_ROWS
 from tests import emulator
 from tests.oracle.packed_products import group_sums, inputs, tiled_sums
 from tests.process import ROOT
