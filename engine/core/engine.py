@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -40,13 +40,6 @@ log = logging.getLogger(__name__)
 _LEAST_WIDTH = 128  # rows up to which passes are measured at start, however few the slots
 
 
-@dataclass(slots=True)
-class _Totals:
-    n_steps: int = 0
-    n_prompt: int = 0
-    n_completion: int = 0
-
-
 class Engine:
     """Continuous batching over slots; speculation on every step that pays for it.
 
@@ -72,7 +65,7 @@ class Engine:
         self.seats = Seats(
             cache, chain, capacity.n_slots, Waiting() if waiting is None else waiting, self.now
         )
-        self._totals = _Totals()
+        self._n_steps = self._n_prompt = self._n_completion = 0  # of all requests: passes, tokens
         self._flight: Flight | None = None  # launched behind a pass that was unread then
         self._read_s = 0.0  # when the last pass was read; 0: there has been nothing to do since
 
@@ -131,7 +124,7 @@ class Engine:
         if self.capacity.overlaps and self._may_follow(flight):
             self._flight = self._launch(flight)
         outcomes = forward.read(self._target, self._cache, flight)
-        self._totals.n_steps += 1
+        self._n_steps += 1
         self._measure(flight)
         events += self._settle(outcomes, flight.coming)
         if self._flight is not None:
@@ -273,7 +266,7 @@ class Engine:
         """Append what the slot keeps of a pass and commit it: (the client's events, whether its request ends)."""
         slot = one.slot
         n_past = one.start + one.n_certain + verdict.n_accepted
-        self._totals.n_prompt += max(0, min(slot.n_prompt, n_past) - one.start)
+        self._n_prompt += max(0, min(slot.n_prompt, n_past) - one.start)
         told = echo(slot, one.start, verdict.prompt_logprobs, is_complete=one.n_picks > 0)
         events: list[Event] = [] if told is None else [told]
         delta, ending = keep(slot, one.draft, verdict, self.capacity.eos_ids, self.now())
@@ -326,7 +319,7 @@ class Engine:
         if not slot.stats.n_steps:
             slot.stats.rounds_s = self.clock.rounds_s
         slot.stats.step(len(work.draft), n_accepted, work.draft.author)
-        self._totals.n_completion += len(delta.token_ids)
+        self._n_completion += len(delta.token_ids)
         self._chain.credit(slot, work.draft, n_accepted, coming)
 
     @torch.inference_mode()
@@ -357,9 +350,9 @@ class Engine:
             n_pages_free=pool.n_free,
             n_pages_cached=pool.n_cached,
             n_pages_held=pool.n_held,
-            n_steps=self._totals.n_steps,
-            n_prompt_tokens=self._totals.n_prompt,
-            n_completion_tokens=self._totals.n_completion,
+            n_steps=self._n_steps,
+            n_prompt_tokens=self._n_prompt,
+            n_completion_tokens=self._n_completion,
             drafters={name: tally.count() for name, tally in self._chain.guard.totals.items()},
             n_preempted=self.seats.n_preempted,
             disabled_drafters=self._chain.guard.disabled,
