@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream.engine.checkpoint.pieces import META, SCALES, WHOLE, WORDS, Pieces, count_groups
+from slipstream.engine.checkpoint.pieces import META, SCALES, WORDS, Pieces, check_shape, count_groups
 from slipstream.engine.errors import LoadError, UnsupportedModel
 from slipstream.kernels.matmul.quantized import ByteWeight
 
@@ -100,9 +100,7 @@ class PackedInt8:
         n_groups = count_groups(pieces, n_in, self.n_group)
         if n_in % 4:
             raise UnsupportedModel(f"{pieces.where}: 8-bit codes of {n_in} inputs, must be a multiple of 4")
-        whole = shape if not pieces.is_part else self.shape(pieces.shape("weight_packed"))
-        if (told := pieces.take("weight_shape", [2], WHOLE).tolist()) != list(whole):
-            raise LoadError(f"{pieces.where}: weight_shape says {told}, the config asks for {list(shape)}")
+        check_shape(pieces, shape, self.shape(pieces.shape("weight_packed")))
         words = pieces.take("weight_packed", [n_out, n_in // 4], WORDS)
         scales = pieces.take("weight_scale", [n_out, n_groups], SCALES).to(torch.float32)
         codes = (words.view(torch.uint8) ^ 128).view(torch.int8)  # [n_out, n_in]

@@ -19,9 +19,9 @@ from torch import Tensor
 from slipstream.engine.checkpoint.pieces import (
     META,
     SCALES,
-    WHOLE,
     WORDS,
     Pieces,
+    check_shape,
     count_groups,
     count_words,
     in_pairs,
@@ -235,9 +235,7 @@ class PackedInt4(Int4):
     def read(self, pieces: Pieces, shape: tuple[int, int], dtype: torch.dtype) -> Int4Weight:
         n_out, n_in = shape
         n_groups = count_groups(pieces, n_in, self.n_group)
-        whole = shape if not pieces.is_part else self.shape(pieces.shape("weight_packed"))
-        if (told := pieces.take("weight_shape", [2], WHOLE).tolist()) != list(whole):
-            raise LoadError(f"{pieces.where}: weight_shape says {told}, the config asks for {list(shape)}")
+        check_shape(pieces, shape, self.shape(pieces.shape("weight_packed")))
         codes = pieces.take("weight_packed", [n_out, count_words(pieces, n_in)], WORDS).view(torch.uint8)
         scales = pieces.take("weight_scale", [n_out, n_groups], SCALES).to(torch.float32)
         if self.symmetric:

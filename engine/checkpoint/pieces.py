@@ -74,6 +74,13 @@ def in_pairs(codes: Tensor) -> Tensor:
     return codes[:, ::2] | codes[:, 1::2] << 4
 
 
+def check_shape(pieces: Pieces, shape: Sequence[int], stored: Sequence[int]) -> None:
+    """Raise `LoadError` unless `weight_shape` (compressed-tensors) is the matrix's. stored: as its codes have it."""
+    whole = stored if pieces.is_part else shape
+    if (told := pieces.take("weight_shape", [2], WHOLE).tolist()) != list(whole):
+        raise LoadError(f"{pieces.where}: weight_shape says {told}, the config asks for {list(shape)}")
+
+
 def read_order(pieces: Pieces, piece: str, n_in: int, n_groups: int) -> Tensor | None:
     """Inputs sorted by the group that a piece gives each, [n_in] int64; None if groups are runs of neighbours.
 
