@@ -21,7 +21,7 @@ from slipstream.engine.stats import EngineStats
 from slipstream.server.cluster import moving
 from slipstream.server.cluster.merged_stats import merged
 from slipstream.server.cluster.moving import MovingStream
-from slipstream.server.cluster.placement import Members, Placement, Seeking, asked
+from slipstream.server.cluster.placement import Members, Seeking, asked
 from slipstream.server.cluster.runs import Runs
 from slipstream.server.report.logs import logger
 
@@ -36,15 +36,11 @@ class ClusterEngine:
     device_loss: DeviceLost | None = None
     step_age_s = 0.0  # steps are the replicas'
 
-    def __init__(
-        self, members: Members, runs: Runs, address: tuple[str, int], settings: Settings, most_moves: int
-    ) -> None:
-        """address: where `runs` listens. most_moves: times that a request may change its replica."""
+    def __init__(self, members: Members, runs: Runs, settings: Settings, most_moves: int) -> None:
+        """runs: open. most_moves: times that a request may change its replica."""
         self.runs = runs
-        self.address = address
         self.n_queue = settings.max_queue  # places of a replica besides its slots
-        self._members = members
-        self._seeking = Seeking(members, runs, address)
+        self._seeking = Seeking(members, runs)
         self._settings = settings
         self._most_moves = most_moves
         self._one: ModelInfo | None = None  # of one replica, and of all
@@ -94,7 +90,7 @@ class ClusterEngine:
         self._n_placing[owner] += 1
         try:
             stream = await moving.submit(
-                lambda avoid, alone: Placement(self._seeking, avoid, alone=alone),
+                self._seeking.place,
                 request,
                 self._most_moves,
                 seed=settings.seed,
@@ -174,7 +170,7 @@ class ClusterEngine:
 
     async def _asked(self, verb: str, *arguments: Any, **named: Any) -> Any:
         self._check_open()
-        return await asked(self._members, verb, *arguments, **named)
+        return await asked(self._seeking.members, verb, *arguments, **named)
 
     def _check_open(self) -> None:
         if self._status != "ready":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -34,39 +34,37 @@ class ReplicaLost(EngineStopped):
     of a replica that was dead before it was asked.
     """
 
-    def __init__(self, reason: str, *, died: bool = True) -> None:
+    def __init__(self, reason: str, replica: str = "", *, died: bool = True) -> None:
+        """replica: its name, if it is known."""
         super().__init__(reason)
+        self.replica = replica
         self.died = died
 
 
-class Replica(Protocol):
-    """A place where one request may run, as `Choose` gave it."""
+class Run(EventStream, Protocol):
+    """A request at one replica. `__anext__` raises `ReplicaLost`, also if the engine stops."""
 
-    @property
-    def name(self) -> str:
-        """Once `submit` has been called."""
-        ...
-
-    async def submit(self, request: Request) -> EventStream:
-        """As `AsyncEngine.submit`; waits, within bounds, until there is a replica, then raises `Overloaded`.
-
-        This and the stream's `__anext__` raise `ReplicaLost`, also if the engine stops.
-        """
-        ...
+    replica: str  # its name
 
     def trust(self) -> None:
         """Others may run beside the request, which had the replica to itself. Called once at most, while it runs."""
         ...
 
 
-# A replica for a request. All have the same model and the same settings; one that comes back has another name. Takes
-# those that the request was lost on, to be avoided; and whether nothing else may run there before `Replica.submit` has
-# failed, its stream has ended, was closed or lost, or `Replica.trust` is called.
-Choose = Callable[[Collection[str], bool], Replica]
+class Place(Protocol):
+    """All replicas have the same model and the same settings; one that comes back has another name."""
+
+    async def __call__(self, request: Request, avoid: Collection[str], *, alone: bool) -> Run:
+        """Submit a request to some replica; waits, within bounds, until there is one, then raises `Overloaded`.
+
+        avoid: names of those that it was lost on. alone: nothing else may run there before this has failed, the run has
+        ended, was closed or lost, or `Run.trust` is called. Raises like `AsyncEngine.submit`, and `ReplicaLost`.
+        """
+        ...
 
 
 async def submit(
-    choose: Choose,
+    place: Place,
     request: Request,
     most_moves: int,
     *,
@@ -81,7 +79,7 @@ async def submit(
     if request.sampling.seed is None:
         drawn = secrets.randbits(63) if seed is None else seed
         request = replace(request, sampling=replace(request.sampling, seed=drawn))
-    stream = MovingStream(choose, request, most_moves, request_timeout)
+    stream = MovingStream(place, request, most_moves, request_timeout)
     await stream.admitted()
     return stream
 
@@ -93,19 +91,18 @@ class MovingStream:
     again is failed; one that has written enough there is a request like others again.
     """
 
-    def __init__(self, choose: Choose, request: Request, most_moves: int, request_timeout: float) -> None:
+    def __init__(self, place: Place, request: Request, most_moves: int, request_timeout: float) -> None:
         self.prompt_ids: Sequence[int] = ()
         self.prompt_tail = ""
         self.n_moves = 0
-        self._choose = choose
+        self._place = place
         self._request = request
         self._most_moves = most_moves
         self._limit_s = request_timeout
         self._now = asyncio.get_running_loop().time
         self._ends_s = self._now() + request_timeout if request_timeout else None
         self._delivered = Delivered(self._now())
-        self._replica: Replica | None = None  # the current run's, and its events; None: between two runs
-        self._stream: EventStream | None = None
+        self._run: Run | None = None  # None: between two runs
         self._lost_on: set[str] = set()
         # A death's suspect, until it has written this many tokens in all, alone.
         self._n_harmless: int | None = None
@@ -149,8 +146,8 @@ class MovingStream:
     def finish(self) -> None:
         if self._delivered.token_ids:
             self._is_finishing = True
-        if self._stream is not None:
-            self._stream.finish()
+        if self._run is not None:
+            self._run.finish()
 
     async def aclose(self) -> None:
         """Stop the request wherever it is. That its replica is lost is as good."""
@@ -161,23 +158,23 @@ class MovingStream:
     async def _next(self) -> Event:
         """The next event that the client has not had. Raises `EngineError` if the request goes on nowhere."""
         while True:
-            stream = await self._current()
+            run = await self._current()
             try:
-                event = await anext(stream)
+                event = await anext(run)
             except ReplicaLost as lost:
                 self._lose(lost)
                 continue
             new = self._delivered.new(event, self._now())
             self._judge()
             if self._is_finishing and isinstance(event, Delta):
-                stream.finish()  # this run may have begun after it was asked to
+                run.finish()  # this run may have begun after it was asked to
             if new is not None:
                 return new
 
-    async def _current(self) -> EventStream:
+    async def _current(self) -> Run:
         """The current run; a new one if there is none. May be cancelled and called again."""
         waits_until_s = self._now() + _PATIENCE_S
-        while self._stream is None:
+        while self._run is None:
             if self._problem is not None:
                 raise self._problem
             try:
@@ -188,28 +185,26 @@ class MovingStream:
                 if not self.prompt_ids or self._now() >= waits_until_s:
                     raise
                 await asyncio.sleep(error.retry_after_s)
-        return self._stream
+        return self._run
 
     async def _begin(self) -> None:
-        """Start a run. Raises `ReplicaLost`, and what `Replica.submit` raises."""
+        """Start a run. Raises what `Place` raises."""
         is_suspect = self._n_harmless is not None
         request = self._request
         if self.n_moves:
             request = self._delivered.going_on(request, self.prompt_ids, self._now())
-        self._replica = replica = self._choose(self._lost_on, is_suspect)
-        self._stream = await replica.submit(request)
-        record().replicas += (replica.name,)
+        self._run = run = await self._place(request, self._lost_on, alone=is_suspect)
+        record().replicas += (run.replica,)
         if not self.prompt_ids:
-            self.prompt_ids, self.prompt_tail = self._stream.prompt_ids, self._stream.prompt_tail
+            self.prompt_ids, self.prompt_tail = run.prompt_ids, run.prompt_tail
         if is_suspect:
             self._n_harmless = len(self._delivered.token_ids) + _HARMLESS
 
     def _lose(self, lost: ReplicaLost) -> None:
         """The current run is over; `_problem` says if that was the last."""
-        assert self._replica is not None
-        name, request_id = self._replica.name, self._request.id
+        name, request_id = lost.replica, self._request.id
         was_alone = self._n_harmless is not None
-        self._replica = self._stream = None
+        self._run = None
         self._lost_on.add(name)
         self.n_moves += 1
         if lost.died and was_alone:
@@ -229,14 +224,14 @@ class MovingStream:
         if self._n_harmless is None or len(self._delivered.token_ids) < self._n_harmless:
             return
         self._n_harmless = None
-        if self._replica is not None:
-            self._replica.trust()
+        if self._run is not None:
+            self._run.trust()
 
     async def _leave(self) -> None:
-        stream, self._stream = self._stream, None
-        if stream is None:
+        run, self._run = self._run, None
+        if run is None:
             return
         try:
-            await stream.aclose()
+            await run.aclose()
         except ReplicaLost as lost:
             log.info("replica_lost_while_leaving", request=self._request.id, reason=str(lost))

@@ -42,64 +42,36 @@ class Members(Protocol):
 class Seeking:
     """How replicas are found for all requests of an ingress."""
 
-    def __init__(self, members: Members, runs: Runs, address: tuple[str, int]) -> None:
-        """address: where `runs` listens."""
+    def __init__(self, members: Members, runs: Runs) -> None:
         self.members = members
         self.runs = runs
-        self.address = address
         self.fingerprint = ""  # of the model that all requests want
         self._busy: dict[str, float] = {}  # replicas, and until when they are busy, on the loop's clock
 
-    def refused(self, ending: Ending) -> None:
-        """A replica has not taken a request."""
-        self._busy[ending.replica] = asyncio.get_running_loop().time() + _BUSY_S
+    async def place(self, request: Request, avoid: Collection[str], *, alone: bool) -> Run:
+        """Implements `moving.Place`: tries replicas until one has begun the request.
 
-    def busy(self) -> set[str]:
-        """Replicas that have refused a moment ago."""
-        now_s = asyncio.get_running_loop().time()
-        self._busy = {name: until_s for name, until_s in self._busy.items() if until_s > now_s}
-        return set(self._busy)
-
-
-class Placement:
-    """Implements `moving.Replica`: somewhere, as the members choose."""
-
-    def __init__(self, seeking: Seeking, avoid: Collection[str], *, alone: bool) -> None:
-        self._seeking = seeking
-        self._avoid = set(avoid)
-        self._alone = alone
-        self._run: Run | None = None
-
-    @property
-    def name(self) -> str:
-        return self._run.replica if self._run is not None else ""
-
-    def trust(self) -> None:
-        if self._run is not None:
-            self._run.trust()
-
-    async def submit(self, request: Request) -> Run:
-        """Try replicas until one has begun it: what ends before has not cost the request a move."""
+        What ends before has not cost it a move.
+        """
         try:
             async with asyncio.timeout(PATIENCE_S):
-                while not await self._try(request):
+                while (run := await self._try(request, avoid, alone=alone)) is None:
                     await asyncio.sleep(_AGAIN_S)
+                return run
         except TimeoutError:
             reason = f"no replica has taken the request within {PATIENCE_S:g} s"
             raise Overloaded(reason, _RETRY_AFTER_S) from None
-        assert self._run is not None
-        return self._run
 
-    async def _try(self, request: Request) -> bool:
-        """Whether a replica has it now. Raises as `moving.Replica.submit`; of what has not begun a loss is no loss."""
-        run = self._run = self._seeking.runs.new(request.id)
-        call = self._called(run, request)
+    async def _try(self, request: Request, avoid: Collection[str], *, alone: bool) -> Run | None:
+        """The run, if a replica has it now. Raises as `moving.Place`; of what has not begun a loss is no loss."""
+        run = self.runs.new(request.id)
+        call = self._called(run, request, avoid, alone=alone)
         try:
             await _either(run, call)
             if run.admitted.done():
                 run.admitted.result()
                 call.add_done_callback(lambda call: _over(call, run))
-                return True
+                return run
             self._note(call, request)
         except ReplicaLost as lost:
             if lost.died:
@@ -108,17 +80,18 @@ class Placement:
             await run.aclose()
             call.cancel()
             raise
-        self._seeking.runs.drop(run)
-        return False
+        self.runs.drop(run)
+        return None
 
-    def _called(self, run: Run, request: Request) -> asyncio.Task[Ending]:
-        seeking = self._seeking
+    def _called(
+        self, run: Run, request: Request, avoid: Collection[str], *, alone: bool
+    ) -> asyncio.Task[Ending]:
         assignment = Assignment(
-            run.name, request, seeking.address, seeking.runs.word, seeking.fingerprint, alone=self._alone
+            run.name, request, self.runs.address, self.runs.word, self.fingerprint, alone=alone
         )
         # In a context of its own: Ray takes calls of one context for one request's.
         call = asyncio.create_task(
-            seeking.members.run(assignment, self._avoid | seeking.busy()), context=Context()
+            self.members.run(assignment, {*avoid, *self._now_busy()}), context=Context()
         )
         call.add_done_callback(_error_of)  # an exception that nobody looks at would be logged
         return call
@@ -131,7 +104,13 @@ class Placement:
         if error is not None:
             log.info("replica_not_reached", request=request.id, reason=str(error)[:300])
         elif (ending := _ending_of(call)) is not None:
-            self._seeking.refused(ending)
+            self._busy[ending.replica] = asyncio.get_running_loop().time() + _BUSY_S
+
+    def _now_busy(self) -> set[str]:
+        """Replicas that have refused a moment ago."""
+        now_s = asyncio.get_running_loop().time()
+        self._busy = {name: until_s for name, until_s in self._busy.items() if until_s > now_s}
+        return set(self._busy)
 
 
 async def asked(members: Members, verb: str, *arguments: Any, **named: Any) -> Any:

@@ -24,7 +24,7 @@ HELLO_S = 10.0  # that a connection may take to say whose it is
 
 
 class Run(Stream):
-    """A request at one replica. `__anext__` raises `ReplicaLost` once that is lost, behind what came before."""
+    """Implements `moving.Run`. `__anext__` raises `ReplicaLost` once that is lost, behind what came before."""
 
     def __init__(self, name: str, runs: Runs) -> None:
         super().__init__((), "", finish=partial(runs.order, self, "finish"), cancel=self._leave)
@@ -64,7 +64,7 @@ class Run(Stream):
 
     def lose(self, reason: str, *, died: bool) -> None:
         """Its replica is lost. died: by itself; what had not begun there cannot be the cause."""
-        lost = ReplicaLost(reason, died=died and self._has_begun)
+        lost = ReplicaLost(reason, self.replica, died=died and self._has_begun)
         if not self.admitted.done():
             self.admitted.set_exception(lost)
         else:
@@ -81,6 +81,7 @@ class Runs:
 
     def __init__(self) -> None:
         self.word = secrets.token_urlsafe(16)  # without it a connection is refused
+        self.address = ("", 0)  # host and port, once `open` has been called
         self.stats: dict[str, EngineStats] = {}  # the latest of each replica that is connected
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._runs: dict[str, Run] = {}
@@ -88,10 +89,10 @@ class Runs:
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
 
-    async def open(self, host: str) -> tuple[str, int]:
-        """Listen on a free port; returns host and port for the replicas. Raises `OSError`."""
+    async def open(self, host: str) -> None:
+        """Listen on a free port for the replicas. Raises `OSError`."""
         self._server = await asyncio.start_server(self._connected, host, 0)
-        return host, self._server.sockets[0].getsockname()[1]
+        self.address = host, self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
         """Replicas notice, and end what runs for this ingress."""

@@ -83,8 +83,8 @@ async def cluster(
 ) -> AsyncIterator[tuple[ClusterEngine, Hosts]]:
     """An ingress' engine before these."""
     hosts, runs = Hosts(engines), Runs()
-    address = await runs.open("127.0.0.1")
-    engine = ClusterEngine(hosts, runs, address, Settings(model="none", shutdown_timeout=0), most_moves)
+    await runs.open("127.0.0.1")
+    engine = ClusterEngine(hosts, runs, Settings(model="none", shutdown_timeout=0), most_moves)
     engine.begin(engines[0].info)
     engine.are_there(list(hosts.there))
     try:

@@ -28,7 +28,7 @@ class Local:
 
 @dataclass(eq=False)
 class Chosen:
-    """Implements `moving.Replica`."""
+    """A request that looks for a replica, or has one."""
 
     house: House
     avoid: Collection[str]
@@ -46,7 +46,7 @@ class Chosen:
             stream = await self.local.engine.submit(replace(request, id=f"{request.id}@{self.name}"))
         except EngineStopped as error:
             self.over()
-            raise ReplicaLost(str(error), died=False) from error
+            raise ReplicaLost(str(error), self.name, died=False) from error
         except BaseException:
             self.over()
             raise
@@ -69,12 +69,16 @@ class Chosen:
 
 @dataclass(eq=False)
 class Run:
-    """Implements `EventStream`: an engine's stream until its replica is lost."""
+    """Implements `moving.Run`: an engine's stream until its replica is lost."""
 
     stream: EventStream
     chosen: Chosen
     request: Request
     n_deltas: int = 0
+
+    @property
+    def replica(self) -> str:
+        return self.chosen.name
 
     @property
     def prompt_ids(self) -> Sequence[int]:
@@ -107,13 +111,16 @@ class Run:
     def finish(self) -> None:
         self.stream.finish()
 
+    def trust(self) -> None:
+        self.chosen.trust()
+
     async def aclose(self) -> None:
         self.chosen.over()
         await self.stream.aclose()
 
 
 class House:
-    """Implements `moving.Choose`. What is lost comes back under another name, unless its engine has stopped."""
+    """Implements `moving.Place`. What is lost comes back under another name, unless its engine has stopped."""
 
     def __init__(self, engines: Sequence[ThreadEngine], happened: Callable[[Run], None]) -> None:
         """happened: is called after each event but a request's last, which is lost if it loses the replica."""
@@ -131,15 +138,15 @@ class House:
     def lose(self, local: Local, lost: ReplicaLost) -> None:
         if local.lost is not None:
             return
-        local.lost = lost
+        local.lost, lost.replica = lost, local.name
         self.n_lost[lost.died] += 1
         self.there.remove(local)
         if local.engine.status == "ready":
             self.there.append(Local(f"replica-{2 + sum(self.n_lost.values())}", local.engine))
         self.changed()
 
-    def __call__(self, avoid: Collection[str], alone: bool) -> Chosen:
-        return Chosen(self, avoid, alone)
+    async def __call__(self, request: Request, avoid: Collection[str], *, alone: bool) -> Run:
+        return await Chosen(self, avoid, alone).submit(request)
 
     async def room(self, chosen: Chosen) -> Local:
         """Where it runs, with it as a guest."""

@@ -185,7 +185,7 @@ async def test_another_model_takes_no_request(
 async def test_a_stranger_on_the_port_is_turned_away(engines: list[ThreadEngine]) -> None:
     async with cluster(engines, 3) as (engine, _):
         for words in (b'{"word":"guess","replica":"replica-0"}', b"\xff{", b""):
-            reader, writer = await asyncio.open_connection(*engine.address)
+            reader, writer = await asyncio.open_connection(*engine.runs.address)
             writer.write(len(words).to_bytes(4, "little") + words)
             if not words:
                 writer.write_eof()

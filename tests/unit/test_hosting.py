@@ -51,16 +51,16 @@ class Scripted:
 class House:
     """A host and an ingress' runs, with a connection between them."""
 
-    def __init__(self, runs: Runs, address: tuple[str, int]) -> None:
+    def __init__(self, runs: Runs) -> None:
         self.engine = Scripted()
         self.host = Host(self.engine, "replica-1")
-        self.runs, self.address = runs, address
+        self.runs = runs
         self.calls: dict[str, asyncio.Task[Ending]] = {}
 
     def ask(self, prompt: str, **more: Any) -> Run:
         run = self.runs.new(prompt)
         request = Request(id=prompt, prompt=prompt)
-        asked = Assignment(run.name, request, self.address, self.runs.word, **more)
+        asked = Assignment(run.name, request, self.runs.address, self.runs.word, **more)
         self.calls[prompt] = asyncio.create_task(self.host.run(asked))
         return run
 
@@ -79,7 +79,8 @@ class House:
 @asynccontextmanager
 async def house() -> AsyncIterator[House]:
     runs = Runs()
-    one = House(runs, await runs.open("127.0.0.1"))
+    await runs.open("127.0.0.1")
+    one = House(runs)
     try:
         yield one
     finally:
@@ -220,13 +221,14 @@ async def test_what_runs_for_an_ingress_ends_with_it() -> None:
 async def test_an_ingress_out_of_reach_is_an_error() -> None:
     async with house() as at:
         run = at.runs.new("a")
-        port = at.address[1]
+        port = at.runs.address[1]
         await at.runs.close()
         asked = Assignment(run.name, Request(id="a", prompt="a"), ("127.0.0.1", port), "word")
         with pytest.raises(OSError, match=r"refused|Connect"):
             await at.host.run(asked)
         again = Runs()
-        asked = replace(asked, ingress=await again.open("127.0.0.1"), word=again.word)
+        await again.open("127.0.0.1")
+        asked = replace(asked, ingress=again.address, word=again.word)
         calling = asyncio.create_task(at.host.run(asked))
         await until(lambda: "a" in at.engine.streams)
         at.push("a", DONE)

@@ -47,9 +47,9 @@ def done(*times: float) -> Done:
 
 @dataclass
 class Scripted:
-    """Implements `Replica` and `EventStream`."""
+    """Implements `Run`, and begins it."""
 
-    name: str
+    replica: str
     script: Script
     refuses: Exception | None = None
     prompt_ids: tuple[int, ...] = (8, 9)
@@ -62,8 +62,13 @@ class Scripted:
     async def submit(self, request: Request) -> Scripted:
         self.asked.append(request)
         if self.refuses is not None:
-            raise self.refuses
+            raise self.named(self.refuses)
         return self
+
+    def named(self, error: Exception) -> Exception:
+        """The error as this replica raises it."""
+        is_loss = isinstance(error, ReplicaLost)
+        return ReplicaLost(str(error), self.replica, died=error.died) if is_loss else error
 
     def trust(self) -> None:
         self.n_trusted += 1
@@ -76,7 +81,7 @@ class Scripted:
         if happens is None:
             await asyncio.Event().wait()
         if isinstance(happens, Exception):
-            raise happens
+            raise self.named(happens)
         assert happens is not None
         return happens
 
@@ -89,14 +94,14 @@ class Scripted:
 
 @dataclass
 class InTurn:
-    """Implements `Choose`: those given, one after the other."""
+    """Implements `Place`: those given, one after the other."""
 
     left: list[Scripted]
     asked: list[tuple[set[str], bool]] = field(default_factory=list)  # (avoid, alone)
 
-    def __call__(self, avoid: Collection[str], alone: bool) -> Scripted:
+    async def __call__(self, request: Request, avoid: Collection[str], *, alone: bool) -> Scripted:
         self.asked.append((set(avoid), alone))
-        return self.left.pop(0)
+        return await self.left.pop(0).submit(request)
 
 
 def replicas(*scripts: Script) -> tuple[InTurn, list[Scripted]]:

@@ -35,8 +35,8 @@ class Ingress:
         """Returns once a replica is ready. release: as for `Replica`; handle: of that deployment."""
         configure_logs(settings, {})
         replicas, runs = RayMembers(handle), Runs()
-        address = await runs.open(ray.util.get_node_ip_address())
-        self._engine = ClusterEngine(replicas, runs, address, settings, most_moves)
+        await runs.open(ray.util.get_node_ip_address())
+        self._engine = ClusterEngine(replicas, runs, settings, most_moves)
         self._loop = asyncio.get_running_loop()
         members.HEARERS.append(self._hear)
         self._engine.begin(await _info(replicas, release))
