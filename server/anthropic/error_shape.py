@@ -24,12 +24,6 @@ TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-# Fields of a chat that have another name here.
-NAMES = {
-    "response_format": "output_config.format",
-    "reasoning_effort": "output_config.effort",
-}
-FIELD = re.compile(r"\w+")
 
 
 def error_of(status: int, told: Mapping[str, Any], request_id: str) -> dict[str, Any]:
@@ -37,14 +31,9 @@ def error_of(status: int, told: Mapping[str, Any], request_id: str) -> dict[str,
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     message, param = told["message"], told.get("param")
     if param and message.startswith(param):
-        message = _named(param) + message.removeprefix(param)
+        # `messages[0].content` is `messages.0.content` here.
+        message = re.sub(r"\[(\d+)\]", r".\1", param) + message.removeprefix(param)
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
-
-
-def _named(param: str) -> str:
-    """`messages[0].content` as `messages.0.content`; and fields by their names here."""
-    own = FIELD.sub(lambda found: NAMES.get(found[0], found[0]), param, count=1)
-    return re.sub(r"\[(\d+)\]", r".\1", own)
 
 
 class MessagesErrors:

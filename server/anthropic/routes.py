@@ -14,8 +14,10 @@ from slipstream.server.anthropic.error_shape import PATH
 from slipstream.server.anthropic.wire import CountRequest, MessagesRequest
 from slipstream.server.describe.openapi import GENERATE, WORK, answers, failing, takes
 from slipstream.server.http.body import answer_json
-from slipstream.server.openai.serving import Serving, n_prompt
+from slipstream.server.openai.serving import Serving, in_names, n_prompt
 
+# Fields of a chat that have another name here.
+NAMES = {"response_format": "output_config.format", "reasoning_effort": "output_config.effort"}
 _CONVERSATION = [{"role": "user", "content": "Write the docstring:\n\ndef f(x): ..."}]
 # Errors have a shape of their own here, also those that come before a route.
 _ALWAYS = (401, 403, 500)
@@ -35,14 +37,17 @@ COUNT: Any = {
 def routes(serving: Serving) -> APIRouter:
     router = APIRouter()
 
-    @router.post(PATH, **CREATE)
-    async def create(request: Request) -> Response:
-        return await serving.reply(request, MessagesRequest, messages_job)
-
-    @router.post(f"{PATH}/count_tokens", **COUNT)
-    async def count(request: Request) -> Response:
+    async def counted(request: Request) -> Response:
         engine = serving.gate.for_work()
         job = await serving.job(engine, request, CountRequest, messages_job)
         return answer_json({"input_tokens": await n_prompt(engine, job)})
+
+    @router.post(PATH, **CREATE)
+    async def create(request: Request) -> Response:
+        return await in_names(NAMES, serving.reply(request, MessagesRequest, messages_job))
+
+    @router.post(f"{PATH}/count_tokens", **COUNT)
+    async def count(request: Request) -> Response:
+        return await in_names(NAMES, counted(request))
 
     return router

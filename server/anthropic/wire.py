@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -11,10 +11,10 @@ from pydantic import BeforeValidator, Field
 from slipstream.server.anthropic.content_blocks import Turns, images_of, read_texts
 from slipstream.server.describe.shape import optional
 from slipstream.server.http.body import wrong
-from slipstream.server.http.error_table import unsupported
 from slipstream.server.images.image_part import Placed
 from slipstream.server.openai import sent, structured
 from slipstream.server.openai.readers import INT32, Stops, TemplateKwargs, Texts
+from slipstream.server.openai.refuse import without_refused
 from slipstream.server.openai.tools import MAX_TOOLS, ToolChoice, read_tools
 from slipstream.server.openai.wire import Generate, Wire
 
@@ -23,11 +23,12 @@ IGNORED = (
     *("metadata", "cache_control", "inference_geo", "speed", "diagnostics", "user_profile_id"),
     *("workspace_id", "context_management", "betas", "anthropic_version"),
 )
-ABSENT: dict[str, tuple[Any, ...]] = {
-    "mcp_servers": ([],),
-    "container": (),
-    "fallbacks": ([],),
-}  # refused, but for these values
+# Refused with this reason, but for these values.
+REFUSED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
+    "mcp_servers": ("this is not supported", ([],)),
+    "container": ("this is not supported", ()),
+    "fallbacks": ("this is not supported", ([],)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,6 @@ def read_choice(value: Any) -> Any:
     if not isinstance(value.get("name"), str):
         raise wrong("a choice of the type 'tool' should have the tool's name")
     return ChosenTools(ToolChoice("required", (value["name"],)), not alone)
-
-
-def _texts_or_none(value: Any) -> Any:
-    return None if value is None else read_texts(value)
 
 
 def read_output_format(value: Any) -> Any:
@@ -139,7 +136,7 @@ class CountRequest(Generate):
     """The request whose prompt is counted."""
 
     messages: Turns = Field(description="the conversation; a last turn of the assistant is continued")
-    system: Annotated[str | None, BeforeValidator(_texts_or_none, Texts | None)] = optional(
+    system: Annotated[str | None, BeforeValidator(read_texts, Texts | None)] = optional(
         "the system prompt: a text, or a list of text blocks"
     )
     stop_sequences: Stops = optional("strings that end the reply; they are not part of it")
@@ -161,11 +158,7 @@ class CountRequest(Generate):
 
     @classmethod
     def prepared(cls, data: dict[str, Any]) -> dict[str, Any]:
-        for name, off in ABSENT.items():
-            if data.get(name) is not None and data[name] not in off:
-                raise unsupported(name, "this is not supported")
-        left = (*IGNORED, *ABSENT)
-        return super().prepared({name: one for name, one in data.items() if name not in left})
+        return super().prepared(without_refused(data, (), REFUSED, IGNORED))
 
 
 class MessagesRequest(CountRequest):

@@ -86,17 +86,22 @@ IGNORED = frozenset(
 )
 
 
-def without_refused(data: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """`data` without the fields of this module, but for those that the request's model has itself (`known`).
+def without_refused(
+    data: Mapping[str, Any],
+    known: Collection[str],
+    refused: Mapping[str, tuple[str, tuple[Any, ...]]] = REFUSED,
+    ignored: Collection[str] = IGNORED,
+) -> dict[str, Any]:
+    """`data` without the fields of these tables, but for those that the request's model has itself (`known`).
 
     Raises `Refused` for the first field that is not off.
     """
     made = {}
     for name, value in data.items():
-        reason, off = ("", ()) if name in known else REFUSED.get(name, ("", ()))
+        reason, off = ("", ()) if name in known else refused.get(name, ("", ()))
         if reason and value is not None and not any(_same(value, one) for one in off):
             raise unsupported(name, reason)
-        if name in known or not (reason or name in IGNORED):
+        if name in known or not (reason or name in ignored):
             made[name] = value
     return made
 

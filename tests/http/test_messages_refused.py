@@ -10,7 +10,7 @@ import pytest
 
 from slipstream.engine.api import Failed, Request
 from slipstream.engine.errors import Overloaded, StepFailed, TimedOut
-from slipstream.server.anthropic.error_shape import NAMES
+from slipstream.server.anthropic.routes import NAMES
 from slipstream.server.anthropic.wire import MessagesRequest
 from tests.http.fake import Step, delta
 from tests.http.serving import Served, raw, served
