@@ -10,7 +10,7 @@ import orjson
 from slipstream.engine.api import Delta, Done, Echo, EventStream, ModelInfo
 from slipstream.server.anthropic.error_shape import error_of
 from slipstream.server.anthropic.written_blocks import Event, WrittenBlocks
-from slipstream.server.http.error_table import Problem
+from slipstream.server.http.error_table import Refused
 from slipstream.server.http.sse import named_event
 from slipstream.server.openai import figures
 from slipstream.server.openai.job import Happened, Job, delta_of
@@ -75,7 +75,7 @@ class MessageReply:
         }
         return orjson.dumps({**body, **figures.extras(ends, 1)})
 
-    def failed(self, problem: Problem) -> bytes:
+    def failed(self, problem: Refused) -> bytes:
         return named_event(error_of(problem.status, problem.content()["error"], self._request_id))
 
     def _add(self, happened: Happened) -> list[Event]:

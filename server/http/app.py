@@ -24,7 +24,7 @@ from slipstream.server.describe import openapi
 from slipstream.server.http import web_page as pages
 from slipstream.server.http.auth import PUBLIC, Auth, keys_of
 from slipstream.server.http.envelope import Envelope
-from slipstream.server.http.error_table import Problem, Refused, not_found, problem_of
+from slipstream.server.http.error_table import Refused, not_found, problem_of
 from slipstream.server.http.gate import Gate
 from slipstream.server.http.limits import (
     LOCAL_ORIGIN,
@@ -118,15 +118,15 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """Unknown paths and methods, which the router refuses by itself, in OpenAI's error shape."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return not_found("this path does not exist here").problem.response()
+        return not_found("this path does not exist here").response()
     if error.status_code == 405:
         message = "this path does not take this method"
         headers = {"allow": ", ".join(sorted(_methods(request)))}
-        return Problem(
+        return Refused(
             405, "invalid_request_error", "method_not_allowed", message, headers=headers
         ).response()
     message, headers = str(error.detail), dict(error.headers or {})
-    return Problem(error.status_code, "invalid_request_error", None, message, headers=headers).response()
+    return Refused(error.status_code, "invalid_request_error", None, message, headers=headers).response()
 
 
 def _methods(request: Request) -> set[str]:

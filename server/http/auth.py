@@ -85,7 +85,7 @@ class Auth:
         if scope["type"] == "http" and self.digests and scope["path"] not in self.public:
             tenant = self._tenant(Headers(scope=scope))
             if tenant is None:
-                await unauthorized().problem.response()(scope, receive, send)
+                await unauthorized().response()(scope, receive, send)
                 return
             scope.setdefault("state", {})["tenant"] = tenant
         await self.app(scope, receive, send)

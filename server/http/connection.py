@@ -17,14 +17,14 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from slipstream.server.http.error_table import Problem
+from slipstream.server.http.error_table import Refused
 from slipstream.server.http.request_head import HEAD_LIMIT, RequestHeads
 from slipstream.server.report.logs import logger
 
 log = logger(__name__)
 
-MALFORMED = Problem(400, "invalid_request_error", "malformed_request", "this is no HTTP request")
-TOO_LONG = Problem(
+MALFORMED = Refused(400, "invalid_request_error", "malformed_request", "this is no HTTP request")
+TOO_LONG = Refused(
     431,
     "invalid_request_error",
     "headers_too_large",
@@ -112,7 +112,7 @@ class Connection(H11Protocol):
             self._refuse(TOO_LONG if self.conn.is_too_long else MALFORMED)
         self.transport.close()
 
-    def _refuse(self, problem: Problem) -> None:
+    def _refuse(self, problem: Refused) -> None:
         body = orjson.dumps(problem.content())
         headers = [
             (b"content-type", b"application/json"),

@@ -32,9 +32,12 @@ from slipstream.server.report.meter import record
 RETRY_AFTER_S = 5  # while loading or draining: by then a proxy has noticed a restart
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """An error as a client gets it: status, headers and the parts of the body."""
+@dataclass(eq=False)
+class Refused(Exception):
+    """An error as a client gets it: status, headers and the parts of the body.
+
+    Raised where the HTTP server decides by itself; `problem_of` makes one of every other error.
+    """
 
     status: int
     type: str
@@ -43,6 +46,9 @@ class Problem:
     param: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.message
 
     def content(self) -> dict[str, Any]:
         return {
@@ -61,16 +67,8 @@ class Problem:
         return Response(body, self.status, dict(self.headers), media_type="application/json")
 
 
-class Refused(Exception):
-    """A refusal that the HTTP server decides by itself, without the engine."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.message)
-        self.problem = problem
-
-
 def bad_request(message: str, *, param: str | None = None, code: str = "invalid_value") -> Refused:
-    return Refused(Problem(400, "invalid_request_error", code, message, param))
+    return Refused(400, "invalid_request_error", code, message, param)
 
 
 def unsupported(param: str, reason: str) -> Refused:
@@ -80,28 +78,28 @@ def unsupported(param: str, reason: str) -> Refused:
 def unauthorized() -> Refused:
     headers = {"www-authenticate": "Bearer"}
     message = "a valid API key is needed: 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'"
-    return Refused(Problem(401, "authentication_error", "invalid_api_key", message, headers=headers))
+    return Refused(401, "authentication_error", "invalid_api_key", message, headers=headers)
 
 
 def wrong_host() -> Refused:
     message = "this server listens on loopback and answers only to its own host names (see --host)"
-    return Refused(Problem(403, "permission_error", "host_not_allowed", message))
+    return Refused(403, "permission_error", "host_not_allowed", message)
 
 
 def not_found(message: str, *, code: str = "not_found", param: str | None = None) -> Refused:
-    return Refused(Problem(404, "not_found_error", code, message, param))
+    return Refused(404, "not_found_error", code, message, param)
 
 
 def two_lengths() -> Refused:
     """400 for a body whose end is announced in two ways; the connection is closed."""
     message = "Content-Length and Transfer-Encoding are both given"
     closing = {"connection": "close"}
-    return Refused(Problem(400, "invalid_request_error", "malformed_request", message, headers=closing))
+    return Refused(400, "invalid_request_error", "malformed_request", message, headers=closing)
 
 
 def too_large(limit_mib: int) -> Refused:
     message = f"the body is larger than {limit_mib} MiB; --max-body sets the limit"
-    return Refused(Problem(413, "invalid_request_error", "body_too_large", message))
+    return Refused(413, "invalid_request_error", "body_too_large", message)
 
 
 def too_slow(limit_s: float) -> Refused:
@@ -109,70 +107,70 @@ def too_slow(limit_s: float) -> Refused:
         f"the body did not arrive in time; --timeout sets the limit ({limit_s:g} s, and more for long bodies)"
     )
     headers = {"x-should-retry": "false", "connection": "close"}
-    return Refused(Problem(408, "timeout_error", "body_timeout", message, headers=headers))
+    return Refused(408, "timeout_error", "body_timeout", message, headers=headers)
 
 
 def not_json() -> Refused:
     message = "send the body as JSON with the header 'content-type: application/json'"
-    return Refused(Problem(415, "invalid_request_error", "unsupported_media_type", message))
+    return Refused(415, "invalid_request_error", "unsupported_media_type", message)
 
 
 def compressed() -> Refused:
     message = "compressed bodies are not read here; send the body without 'content-encoding: gzip'"
-    return Refused(Problem(415, "invalid_request_error", "unsupported_media_type", message))
+    return Refused(415, "invalid_request_error", "unsupported_media_type", message)
 
 
 def unavailable(message: str, code: str) -> Refused:
     headers = {"retry-after": str(RETRY_AFTER_S)}
-    return Refused(Problem(503, "unavailable_error", code, message, headers=headers))
+    return Refused(503, "unavailable_error", code, message, headers=headers)
 
 
-def internal() -> Problem:
+def internal() -> Refused:
     """A 500 that hides the cause from the client: it is in the log, under the request's id."""
     message = "the server failed on this request; its log has the cause under this x-request-id"
-    return Problem(500, "server_error", "internal_error", message, headers={"x-should-retry": "false"})
+    return Refused(500, "server_error", "internal_error", message, headers={"x-should-retry": "false"})
 
 
-def _request(code: str) -> Callable[[Any], Problem]:
-    return lambda error: Problem(400, "invalid_request_error", code, str(error), error.param)
+def _request(code: str) -> Callable[[Any], Refused]:
+    return lambda error: Refused(400, "invalid_request_error", code, str(error), error.param)
 
 
-def _too_long(error: ContextTooLong) -> Problem:
+def _too_long(error: ContextTooLong) -> Refused:
     return _exceeds(error, {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx})
 
 
-def _exceeds(error: RequestError, extra: Mapping[str, Any]) -> Problem:
-    return Problem(
+def _exceeds(error: RequestError, extra: Mapping[str, Any]) -> Refused:
+    return Refused(
         400, "exceed_context_size_error", "context_length_exceeded", str(error), error.param, extra
     )
 
 
-def _overloaded(error: Overloaded) -> Problem:
+def _overloaded(error: Overloaded) -> Refused:
     headers = {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
-    return Problem(429, "rate_limit_error", "queue_full", str(error), headers=headers)
+    return Refused(429, "rate_limit_error", "queue_full", str(error), headers=headers)
 
 
-def _timed_out(error: TimedOut) -> Problem:
+def _timed_out(error: TimedOut) -> Refused:
     # Another try would take as long.
-    return Problem(504, "timeout_error", "request_timeout", str(error), headers={"x-should-retry": "false"})
+    return Refused(504, "timeout_error", "request_timeout", str(error), headers={"x-should-retry": "false"})
 
 
-def _not_saved(error: SlotNotSaved) -> Problem:
+def _not_saved(error: SlotNotSaved) -> Refused:
     headers = {"x-should-retry": "false"}
-    return Problem(500, "server_error", "slot_not_saved", str(error), headers=headers)
+    return Refused(500, "server_error", "slot_not_saved", str(error), headers=headers)
 
 
-def _device_lost(error: DeviceLost) -> Problem:
-    return unavailable(str(error), "device_failed").problem
+def _device_lost(error: DeviceLost) -> Refused:
+    return unavailable(str(error), "device_failed")
 
 
-def _stopped(_error: EngineStopped) -> Problem:
-    return unavailable("the server is stopping", "server_stopping").problem
+def _stopped(_error: EngineStopped) -> Refused:
+    return unavailable("the server is stopping", "server_stopping")
 
 
 # The first match wins; any other exception is a fault of this server and becomes `internal`.
-TABLE: tuple[tuple[type[Exception], Callable[[Any], Problem]], ...] = (
-    (Refused, lambda error: error.problem),
+TABLE: tuple[tuple[type[Exception], Callable[[Any], Refused]], ...] = (
+    (Refused, lambda error: error),
     (ContextTooLong, _too_long),
     (TextTooLong, lambda error: _exceeds(error, {})),
     (SlotFileRefused, _request("slot_file_refused")),
@@ -187,7 +185,7 @@ TABLE: tuple[tuple[type[Exception], Callable[[Any], Problem]], ...] = (
 )
 
 
-def problem_of(error: Exception) -> Problem:
+def problem_of(error: Exception) -> Refused:
     """The error that a client gets for the exception `error`."""
     for kind, tell in TABLE:
         if isinstance(error, kind):
@@ -200,11 +198,11 @@ def renamed(error: Exception, names: Mapping[str, str]) -> Refused:
     problem = problem_of(error)
     field, more = _parted(problem.param or "")
     if field not in names:
-        return Refused(problem)
+        return problem
     message = problem.message
     if message.startswith(field):
         message = names[field] + message.removeprefix(field)
-    return Refused(replace(problem, param=names[field] + more, message=message))
+    return replace(problem, param=names[field] + more, message=message)
 
 
 def _parted(param: str) -> tuple[str, str]:

@@ -43,5 +43,5 @@ class Gate:
         if status in REASONS:
             return unavailable(REASONS[status], status)
         if self.engine is not None and self.engine.device_loss is not None:
-            return Refused(problem_of(self.engine.device_loss))
-        return Refused(internal())
+            return problem_of(self.engine.device_loss)
+        return internal()

@@ -86,7 +86,7 @@ class HostCheck:
             named = Headers(scope=scope).get("host")
             # HTTP/1.0 may leave the header out; no browser does.
             if named is not None and not is_loopback(_without_port(named)):
-                await wrong_host().problem.response()(scope, receive, send)
+                await wrong_host().response()(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
@@ -113,9 +113,7 @@ class Prefix:
                 await RedirectResponse(below, 308)(scope, receive, send)
                 return
             if not path.startswith(below):
-                problem = not_found(
-                    "this path does not exist here; --api-prefix is in front of every route"
-                ).problem
+                problem = not_found("this path does not exist here; --api-prefix is in front of every route")
                 await problem.response()(scope, receive, send)
                 return
             # Changed in place, so that `Envelope` outside logs and counts the route's own path.
@@ -154,11 +152,11 @@ class BodyLimit:
         headers = Headers(scope=scope)
         if "content-length" in headers and "transfer-encoding" in headers:
             # What a proxy in front took for the body's end may be another place (RFC 9112, 6.1).
-            await two_lengths().problem.response()(scope, receive, send)
+            await two_lengths().response()(scope, receive, send)
             return
         announced = headers.get("content-length", "0")
         if not announced.isdecimal() or int(announced[:20]) > limit:
-            await too_large(limit_mib).problem.response()(scope, receive, send)
+            await too_large(limit_mib).response()(scope, receive, send)
             return
         n_read, has_more, started = 0, True, time.monotonic()
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from slipstream.engine.api import Delta, Done, Echo, EventStream, ModelInfo, Progress, TokenLogprob
-from slipstream.server.http.error_table import Problem
+from slipstream.server.http.error_table import Refused
 from slipstream.server.http.sse import event
 from slipstream.server.openai import figures
 from slipstream.server.openai import wire_logprobs as logprobs
@@ -107,7 +107,7 @@ class NativeReply:
         objects = [self._chosen(self._last(index, end)) for index, end in enumerate(ends)]
         return orjson.dumps(objects[0] if len(objects) == 1 else objects)
 
-    def failed(self, problem: Problem) -> bytes:
+    def failed(self, problem: Refused) -> bytes:
         return event(problem.content())
 
     def _add(self, index: int, given: Delta) -> tuple[str, Delta]:

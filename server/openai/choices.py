@@ -17,7 +17,7 @@ from slipstream.engine.api import (
     Progress,
 )
 from slipstream.engine.errors import ContextTooLong, EngineError, EngineFault
-from slipstream.server.http.error_table import Problem, problem_of
+from slipstream.server.http.error_table import Refused, problem_of
 from slipstream.server.http.sse import close_all
 from slipstream.server.openai.job import Job, Reply
 from slipstream.server.report.logs import logger
@@ -81,7 +81,7 @@ async def chunks(reply: Reply, streams: Sequence[EventStream]) -> AsyncIterator[
         yield reply.closing
 
 
-def failure(error: Exception) -> Problem:
+def failure(error: Exception) -> Refused:
     """The error of a reply that was under way, noted in the log and in the request's record."""
     if not isinstance(error, EngineError):
         log.exception("unexpected")

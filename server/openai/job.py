@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from slipstream.engine.api import Delta, Done, Echo, EventStream, ModelInfo, Progress, Prompt, Request
-from slipstream.server.http.error_table import Problem
+from slipstream.server.http.error_table import Refused
 from slipstream.server.openai.reply_text import FreeText, ReplyText
 
 
@@ -52,7 +52,7 @@ class Reply(Protocol):
     def end(self, index: int, ends: Mapping[int, Done]) -> Iterable[bytes]:
         """What ends a choice. `ends`: of all choices that have ended, this choice included."""
 
-    def failed(self, problem: Problem) -> bytes:
+    def failed(self, problem: Refused) -> bytes:
         """An error once the status has been sent."""
 
     def keep(self, index: int, happened: Echo | Delta) -> None: ...

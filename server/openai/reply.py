@@ -13,7 +13,7 @@ import orjson
 
 from slipstream.engine.api import Delta, Done, Echo, EventStream, ModelInfo, Progress
 from slipstream.engine.drafting import Step
-from slipstream.server.http.error_table import Problem
+from slipstream.server.http.error_table import Refused
 from slipstream.server.http.sse import event
 from slipstream.server.openai import figures
 from slipstream.server.openai.job import Happened, Job, Wanted
@@ -122,7 +122,7 @@ class ChoicesReply:
         else:
             yield self._chunk([choice], **figures.extras(ordered, self.job.n))
 
-    def failed(self, problem: Problem) -> bytes:
+    def failed(self, problem: Refused) -> bytes:
         return event(problem.content())
 
     def keep(self, index: int, happened: Echo | Delta) -> None:

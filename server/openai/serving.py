@@ -97,24 +97,4 @@ async def in_names(names: Mapping[str, str], work: Awaitable[Response]) -> Respo
     try:
         return await work
     except (Refused, EngineError) as error:
-        raise renamed(error, names) from error
-
-
-async def answer(request: Request, engine: AsyncEngine, job: Job, settings: Settings) -> Response:
-    """Run the job: as a stream, or whole unless the client leaves first."""
-    if job.stream:
-        streams = await submit(engine, job)
-        reply = begun(job, engine.info, streams)
-        return Events(chunks(reply, streams), streams, grace_s=settings.shutdown_timeout)
-
-    async def whole() -> bytes:
-        streams = await submit(engine, job)
-        try:
-            return await collect(begun(job, engine.info, streams), streams)
-        finally:
-            await close_all(streams)
-
-    body = await unless_gone(request, whole())
-    if body is None:
-        return Response(status_code=CLIENT_LEFT)
-    return Response(body, media_type="application/json")
+        raise renamed(error, names) from None

@@ -46,7 +46,7 @@ def routes(gate: Gate, settings: Settings, knowing: Knowing) -> APIRouter:
         if status == "ready":
             _check_idle(fail_on_no_slot, gate.for_looking())
             return answer_json({"status": "ok", **_warnings(gate.for_looking())})
-        problem = gate.refusal().problem
+        problem = gate.refusal()
         return answer_json({"status": status, **problem.content()}, 503, problem.headers)
 
     @router.api_route(

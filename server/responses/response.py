@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from slipstream.engine.api import Delta, Done, Echo, EventStream, ModelInfo, Progress
-from slipstream.server.http.error_table import Problem
+from slipstream.server.http.error_table import Refused
 from slipstream.server.http.sse import named_event
 from slipstream.server.openai import figures
 from slipstream.server.openai import wire_logprobs as logprobs
@@ -96,11 +96,11 @@ class ResponseReply:
         self._finish(ends)
         return orjson.dumps(self.response)
 
-    def failed(self, problem: Problem) -> bytes:
+    def failed(self, problem: Refused) -> bytes:
         self.fail(problem)
         return self._sent({"type": "response.failed", "response": self.response})
 
-    def fail(self, problem: Problem) -> None:
+    def fail(self, problem: Refused) -> None:
         """End the response with an error."""
         code = ERROR_CODES.get(problem.status, "server_error")
         self._output.close("incomplete")

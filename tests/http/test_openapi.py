@@ -157,7 +157,7 @@ def test_every_status_of_the_server_is_in_it() -> None:
         node.args[0].value
         for path in (ROOT / "server").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Problem" and node.args
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Refused" and node.args
         if isinstance(node.args[0], ast.Constant)
     }
     assert made == set(STATUSES)
@@ -168,7 +168,7 @@ def test_every_status_of_the_server_is_in_it() -> None:
 
 def codes_in(tree: ast.AST) -> Iterator[str]:
     """Every error code that a module of the server names: where an error is made, and as a default."""
-    places = {"Problem": 2, "_request": 0, "unavailable": 1}
+    places = {"Refused": 2, "_request": 0, "unavailable": 1}
     for node in ast.walk(tree):
         found: list[Any] = []
         if isinstance(node, ast.Call):

@@ -138,7 +138,7 @@ def test_what_is_enforced(case: str, name: str, vocabulary: Tokenizer) -> None:
 def test_what_is_refused_by_name(keyword: str, name: str) -> None:
     with pytest.raises(Refused) as refused:
         Known(BY_NAME[name]).forced([tool_of(REFUSED[keyword])], many=False)
-    assert refused.value.problem.message.startswith(f"tools: {keyword} ")
+    assert refused.value.message.startswith(f"tools: {keyword} ")
     Known(BY_NAME["hermes"]).forced([tool_of(REFUSED[keyword])], many=False)  # JSON, which the engine judges
 
 
