@@ -29,7 +29,7 @@ from slipstream.server.command.notify import Notify
 from slipstream.server.http.address import BACKLOG, bind, is_taken, mark_of, release, url_of
 from slipstream.server.http.app import create_app
 from slipstream.server.http.auth import keys_of, open_to_others
-from slipstream.server.http.connection import connection
+from slipstream.server.http.connection import Connection
 from slipstream.server.http.gate import Gate
 from slipstream.server.http.limits import is_loopback, unix_path
 from slipstream.server.images.media_folder import check_folder
@@ -62,7 +62,13 @@ class Listener(uvicorn.Server):
         await self.lifespan.startup()
         config = self.config
         kind: Callable[..., asyncio.Protocol] = config.http_protocol_class
-        protocol = partial(kind, config=config, server_state=self.server_state, app_state=self.lifespan.state)
+        protocol = partial(
+            kind,
+            config=config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            timeout_s=self.timeout_s,
+        )
         handshake_s, farewell_s = self.timeout_s, min(self.timeout_s, FAREWELL_S)
         loop, is_secure = asyncio.get_running_loop(), config.ssl is not None
         self.servers = [
@@ -87,7 +93,7 @@ def listener(gate: Gate, settings: Settings, knowing: Knowing | None = None) -> 
     app = create_app(gate, settings, knowing)
     config = uvicorn.Config(
         app,
-        http=connection(settings.timeout),  # h11 refuses huge headers; httptools does not
+        http=Connection,  # h11 refuses huge headers; httptools does not
         ws="none",
         lifespan="off",
         log_config=None,
@@ -196,7 +202,7 @@ class _Life:
         if isinstance(engine, int):
             return engine
         known = await self.knowing.of(engine)  # imports the replies' parser, so that no request waits for it
-        self.gate.open(engine)
+        self.gate.engine = engine
         self._announce(engine, known, time.perf_counter() - started)
         self.notify(systemd.READY)
         beat = asyncio.create_task(pulse(engine))

@@ -14,7 +14,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from slipstream.engine.api import AsyncEngine
 from slipstream.engine.errors import EngineError
 from slipstream.engine.settings import Settings
 from slipstream.server import version
@@ -22,7 +21,7 @@ from slipstream.server.anthropic import routes as messages
 from slipstream.server.anthropic.error_shape import MessagesErrors
 from slipstream.server.describe import openapi
 from slipstream.server.http import web_page as pages
-from slipstream.server.http.auth import PUBLIC, Auth, keys_of
+from slipstream.server.http.auth import Auth, keys_of
 from slipstream.server.http.envelope import Envelope
 from slipstream.server.http.error_table import Refused, not_found, problem_of
 from slipstream.server.http.gate import Gate
@@ -51,13 +50,12 @@ from slipstream.server.responses.kept import KeptResponses
 METHODS = ("DELETE", "GET", "HEAD", "POST")  # of all routes
 
 
-def create_app(engine: AsyncEngine | Gate, settings: Settings, knowing: Knowing | None = None) -> FastAPI:
-    """The HTTP application of a ready engine, or of a gate whose engine is still being loaded.
+def create_app(gate: Gate, settings: Settings, knowing: Knowing | None = None) -> FastAPI:
+    """The HTTP application of the gate's engine, which may still be loading.
 
     `knowing`: what keeps the model's chat format, if its maker wants to know it as well.
     """
-    gate, knowing = engine if isinstance(engine, Gate) else Gate(engine), knowing or Knowing(settings)
-    meter, traces = Meter(), None
+    knowing, meter, traces = knowing or Knowing(settings), Meter(), None
     if settings.otlp_endpoint:
         traces = tracing.Tracing(tracing.exporter_to(settings.otlp_endpoint), version())
     # `describe/openapi.py` serves the document, behind the API key. FastAPI's interactive pages load remote scripts.
@@ -86,7 +84,7 @@ def create_app(engine: AsyncEngine | Gate, settings: Settings, knowing: Knowing 
         return most_body(gate.engine.info if gate.engine else None, settings)
 
     app.add_middleware(BodyLimit, limit_mib=limit_mib, timeout_s=settings.timeout)
-    app.add_middleware(Auth, keys=keys_of(settings), public=PUBLIC)
+    app.add_middleware(Auth, keys=keys_of(settings))
     if origins := origins_of(settings):
         # The server uses no cookies, so credentials are not allowed. Preflights carry no key and end in this layer.
         app.add_middleware(

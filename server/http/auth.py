@@ -76,13 +76,12 @@ class Auth:
     Without accepted keys every request passes.
     """
 
-    def __init__(self, app: ASGIApp, keys: tuple[str, ...], public: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
         self.app = app
         self.digests = tuple(_digest(os.fsencode(key)) for key in keys)
-        self.public = public
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self.digests and scope["path"] not in self.public:
+        if scope["type"] == "http" and self.digests and scope["path"] not in PUBLIC:
             tenant = self._tenant(Headers(scope=scope))
             if tenant is None:
                 await unauthorized().response()(scope, receive, send)

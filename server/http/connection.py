@@ -47,12 +47,12 @@ class Connection(H11Protocol):
     Also if within that time less than LEAST_READ of a reply is read that the system's buffers do not hold.
     """
 
-    timeout_s = 60.0
     _deadline: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 
-    def __init__(self, *args: Any, **more: Any) -> None:
+    def __init__(self, *args: Any, timeout_s: float, **more: Any) -> None:
         super().__init__(*args, **more)
+        self.timeout_s = timeout_s
         self.conn: RequestHeads = RequestHeads()
         self.app = self._answer
 
@@ -182,8 +182,3 @@ def _has_events(start: Message) -> bool:
     """Whether a reply that begins so is a stream of events; those have no length, so in HTTP/1.1 they are chunks."""
     headers = start["headers"]
     return any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
-
-
-def connection(timeout_s: float) -> type[Connection]:
-    """The protocol class for uvicorn, which makes one instance of it per connection."""
-    return type("Connection", (Connection,), {"timeout_s": timeout_s})

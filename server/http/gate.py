@@ -13,7 +13,7 @@ REASONS = {"loading": "the model is loading", "draining": "the server is stoppin
 
 
 class Gate:
-    """A server's engine and status. Until `open` is called there is no engine and the status is "loading"."""
+    """A server's engine and status. While there is no engine the status is "loading"."""
 
     def __init__(self, engine: AsyncEngine | None = None) -> None:
         self.engine = engine
@@ -21,9 +21,6 @@ class Gate:
     @property
     def status(self) -> Status:
         return self.engine.status if self.engine else "loading"
-
-    def open(self, engine: AsyncEngine) -> None:
-        self.engine = engine
 
     def for_looking(self) -> AsyncEngine:
         """The engine for a route that only reads, which also answers while draining. Raises `Refused`."""

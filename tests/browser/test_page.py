@@ -138,7 +138,7 @@ def test_the_page_waits_for_the_model(page: Any) -> None:
         page.goto(server.url)
         expect(page.locator("#status")).to_have_text("loading the model…")
         assert page.locator("#send").is_disabled()
-        server.gate.open(FakeEngine())
+        server.gate.engine = FakeEngine()
         expect(page.locator("#status")).to_have_text("ready")
         assert page.locator("#send").is_enabled()
 

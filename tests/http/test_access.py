@@ -187,7 +187,7 @@ def test_while_loading() -> None:
         ):
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
             assert answer.json()["error"]["type"] == "unavailable_error"
-        server.gate.open(FakeEngine())
+        server.gate.engine = FakeEngine()
         assert server.http.get("/health").json() == {"status": "ok"}
         assert server.chat().status_code == 200
 

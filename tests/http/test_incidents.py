@@ -17,6 +17,7 @@ from slipstream.engine.settings import Settings
 from slipstream.server.http import web_page as pages
 from slipstream.server.http.app import create_app
 from slipstream.server.http.auth import PUBLIC
+from slipstream.server.http.gate import Gate
 from tests.http.fake import FakeEngine
 from tests.http.serving import Served, raw, served
 
@@ -303,7 +304,7 @@ def test_templates_do_not_come_with_requests(server: Served) -> None:
 
 def test_every_other_path_asks_for_the_key() -> None:
     public = PUBLIC | pages.FILES.keys()
-    app = create_app(FakeEngine(), Settings(model="x", port=0, api_key="k"))
+    app = create_app(Gate(FakeEngine()), Settings(model="x", port=0, api_key="k"))
     paths = {route.path for router in app.routes for route in router.original_router.routes}
     assert {"/v1/chat/completions", "/metrics", "/slots", "/props", "/tokenize"} <= paths
     with served(api_key="k") as server:

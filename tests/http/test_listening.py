@@ -369,7 +369,7 @@ def test_a_reply_that_is_read_slowly_is_not_cut_off() -> None:
     """As long as enough has been read since the last look."""
     sizes = 1 << 20, (1 << 20) - LEAST_READ, 1 << 19, (1 << 19) - LEAST_READ + 1
     one, left = object.__new__(Connection), Mock(side_effect=sizes)
-    one.loop, one.transport = Mock(), Mock(get_write_buffer_size=left)
+    one.loop, one.transport, one.timeout_s = Mock(), Mock(get_write_buffer_size=left), 60.0
     one._wait_for_reader()
     for is_cut in (False, True):
         _, look, n_before = one.loop.call_later.call_args.args

@@ -25,6 +25,7 @@ from slipstream.server.describe import api_page
 from slipstream.server.describe.openapi import STATUSES
 from slipstream.server.http import gate
 from slipstream.server.http.app import create_app
+from slipstream.server.http.gate import Gate
 from slipstream.server.native.wire import Detokenize, EraseSlot, SlotFile, Tokenize
 from slipstream.server.openai import refuse
 from slipstream.server.openai.absent import ABSENT
@@ -58,7 +59,7 @@ SCHEMAS = DOCUMENT["components"]["schemas"]
 
 @cache
 def served_routes() -> list[APIRoute]:
-    app = create_app(FakeEngine(), Settings(model="fake"))
+    app = create_app(Gate(FakeEngine()), Settings(model="fake"))
     routes = [route for router in app.routes for route in router.original_router.routes]
     assert all(isinstance(route, APIRoute) for route in routes)
     return routes
