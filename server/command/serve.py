@@ -23,9 +23,8 @@ import uvicorn
 from slipstream.engine.api import AsyncEngine
 from slipstream.engine.errors import DeviceLost, LoadError, SettingError
 from slipstream.engine.settings import Settings
-from slipstream.server.command import notify as systemd
 from slipstream.server.command import standard_streams, startup
-from slipstream.server.command.notify import Notify
+from slipstream.server.command.notify import READY, STOPPING, notify
 from slipstream.server.http.address import BACKLOG, bind, is_taken, mark_of, release, url_of
 from slipstream.server.http.app import create_app
 from slipstream.server.http.auth import keys_of, open_to_others
@@ -62,6 +61,7 @@ class Listener(uvicorn.Server):
         await self.lifespan.startup()
         config = self.config
         kind: Callable[..., asyncio.Protocol] = config.http_protocol_class
+        handshake_s, farewell_s = self.timeout_s, min(self.timeout_s, FAREWELL_S)
         protocol = partial(
             kind,
             config=config,
@@ -69,7 +69,6 @@ class Listener(uvicorn.Server):
             app_state=self.lifespan.state,
             timeout_s=self.timeout_s,
         )
-        handshake_s, farewell_s = self.timeout_s, min(self.timeout_s, FAREWELL_S)
         loop, is_secure = asyncio.get_running_loop(), config.ssl is not None
         self.servers = [
             await loop.create_server(
@@ -111,15 +110,15 @@ def listener(gate: Gate, settings: Settings, knowing: Knowing | None = None) -> 
     return server
 
 
-def run(settings: Settings, load: Load, notify: Notify = systemd.silent) -> int:
+def run(settings: Settings, load: Load, supervisor: str | None = None) -> int:
     """Serve until a signal or a failure; returns the exit status.
 
-    `load` makes the engine, in a thread; `notify` is called when the server is ready and when it stops.
+    `load` makes the engine, in a thread; `supervisor`: systemd's socket, as in `notify`.
     """
     try:
         _check_certificate(settings)
         check_folder(settings.media_path)
-        life = _Life(settings, notify)
+        life = _Life(settings, supervisor)
     except SettingError as error:
         log.error("cannot_start", reason=str(error))
         return EXIT_PORT_TAKEN if is_taken(error) else EXIT_CANNOT_LOAD
@@ -159,7 +158,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 class _Life:
     """A run of the server, from the open port to the exit status."""
 
-    def __init__(self, settings: Settings, notify: Notify) -> None:
+    def __init__(self, settings: Settings, supervisor: str | None) -> None:
         """Make the application, then open the port. Raises `SettingError`; of the port's, as `bind` does."""
         self.settings = settings
         self.gate = Gate()
@@ -169,7 +168,7 @@ class _Life:
         self.number = None if unix_path(settings.host) is not None else self.port.getsockname()[1]
         self.mark = mark_of(settings)
         self.url = url_of(settings, self.number)
-        self.notify = notify
+        self.supervisor = supervisor
         self.form: Form = form_of(settings.log_format, sys.stderr)
         self.asked = asyncio.Event()
         self.is_stuck = False  # on a device that has failed
@@ -204,7 +203,7 @@ class _Life:
         known = await self.knowing.of(engine)  # imports the replies' parser, so that no request waits for it
         self.gate.engine = engine
         self._announce(engine, known, time.perf_counter() - started)
-        self.notify(systemd.READY)
+        notify(self.supervisor, READY)
         beat = asyncio.create_task(pulse(engine))
         try:
             return await self._until_stopped(engine)
@@ -241,7 +240,7 @@ class _Life:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.asked.wait(), WATCH_S)
         log.info("draining", timeout_s=self.settings.shutdown_timeout)
-        self.notify(systemd.STOPPING)
+        notify(self.supervisor, STOPPING)
         await engine.drain(self.settings.shutdown_timeout)
         log.info("drained")
         return 0

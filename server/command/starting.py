@@ -10,17 +10,16 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from collections.abc import Mapping
 
 from slipstream.engine.api import AsyncEngine
 from slipstream.engine.errors import LoadError, SettingError
 from slipstream.engine.naming import model_path
 from slipstream.engine.settings import Settings
-from slipstream.server.command import notify, standard_streams
+from slipstream.server.command import standard_streams
 from slipstream.server.command.foreign_flags import FOREIGN
 from slipstream.server.command.serve import EXIT_CANNOT_LOAD, Load, run
-from slipstream.server.command.subcommand import Call, Subcommand, parsed
+from slipstream.server.command.subcommand import Call, Subcommand
 from slipstream.server.http.auth import keys_of
 from slipstream.server.openai.readers import template_defaults
 from slipstream.server.report import logs, tracing
@@ -61,19 +60,6 @@ SERVE = Subcommand(
 )
 
 
-def start(arguments: Sequence[str], load: Load) -> NoReturn:
-    """Serve what `load` makes of the settings in these arguments and in the environment; ends the process."""
-    settings = read_settings(arguments, os.environ)
-    configure_logs(settings, os.environ)
-    sys.exit(_served(settings, load, os.environ))
-
-
-def read_settings(arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
-    """The server's settings, each from the first source that has it. Exits with status 2 if any is unknown or wrong."""
-    words = arguments[1:] if arguments[:1] == [SERVE.name] else arguments
-    return checked(parsed(SERVE, words, environ))
-
-
 def checked(call: Call) -> Settings:
     settings = call.settings
     try:
@@ -98,7 +84,7 @@ def configure_logs(settings: Settings, environ: Mapping[str, str]) -> None:
 def _served(settings: Settings, load: Load, environ: Mapping[str, str]) -> int:
     """The exit status; ends the process by itself where a load was interrupted, which cannot be stopped otherwise."""
     try:
-        status = run(settings, load, notify.over(environ.get("NOTIFY_SOCKET")))
+        status = run(settings, load, environ.get("NOTIFY_SOCKET"))
     except KeyboardInterrupt:
         status = EXIT_INTERRUPTED
     logging.shutdown()

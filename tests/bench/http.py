@@ -58,7 +58,8 @@ def thread_seconds() -> dict[str, float]:
 
 def served(arguments: Sequence[str]) -> None:
     """A server that also answers every line on its standard input with its threads' CPU time, in a file."""
-    from slipstream.server.command.starting import load, start
+    from slipstream.server.command.starting import load
+    from tests.commanded import start
 
     out = Path(os.environ["BENCH_METER"])
 
@@ -75,8 +76,9 @@ def served(arguments: Sequence[str]) -> None:
 def bare(arguments: Sequence[str]) -> None:
     """The engine of the same settings; plays all requests for every line it reads, and tells tokens and seconds."""
     from slipstream.engine.api import Speculate
-    from slipstream.server.command.starting import load, read_settings
+    from slipstream.server.command.starting import load
     from tests.bench.playing import play_all
+    from tests.commanded import read_settings
 
     options = json.loads(sys.stdin.readline())
     asks = demo_asks(n_each=options["tasks"], max_tokens=options["max_tokens"])

@@ -13,7 +13,7 @@ import yaml
 
 from slipstream.engine.settings import Settings
 from slipstream.server.command.ray_serve import call_of
-from slipstream.server.command.starting import read_settings
+from tests.commanded import read_settings
 from tests.docker.dockerfile import Stage, filled, read
 
 ROOT = Path(__file__).parents[2]

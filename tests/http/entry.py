@@ -15,7 +15,7 @@ from slipstream.engine.api import AsyncEngine, Chat, Delta, Request
 from slipstream.engine.errors import UnsupportedModel
 from slipstream.engine.settings import Settings
 from slipstream.server.command import standard_streams
-from slipstream.server.command.starting import start
+from tests.commanded import start
 from tests.http.fake import INFO, FakeEngine, Step, done, words
 
 TEMPLATE = '{{ messages }}{{ tools }}<think></think><tool_call>{"name": "", "arguments": {}}</tool_call>'

@@ -18,9 +18,9 @@ from slipstream.server.command import cli, starting, terminal_chat
 from slipstream.server.command.completion import SHELLS, script
 from slipstream.server.command.flags import OPTIONS
 from slipstream.server.command.foreign_flags import FOREIGN
-from slipstream.server.command.starting import read_settings
 from slipstream.server.command.subcommands import SUBCOMMANDS
 from slipstream.server.command.terminal_chat import Conversation, Terminal, _words
+from tests.commanded import read_settings
 from tests.http.fake import FakeEngine, words
 from tests.http.serving import logged, served
 

@@ -11,8 +11,8 @@ import pytest
 
 from slipstream.engine.settings import Settings
 from slipstream.server.command import flags
-from slipstream.server.command.starting import read_settings
 from slipstream.server.describe import flags_table
+from tests.commanded import read_settings
 
 
 def read(*arguments: str, **environ: str) -> Settings:

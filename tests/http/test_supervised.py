@@ -17,13 +17,13 @@ import pytest
 import trustme
 
 from slipstream.engine.settings import Settings
-from slipstream.server.command import cli, notify, startup
+from slipstream.server.command import cli, startup
 from slipstream.server.command.healthcheck import healthcheck
+from slipstream.server.command.notify import notify
 from slipstream.server.command.serve import run
-from slipstream.server.command.starting import read_settings
-from slipstream.server.openai.formats.known import BY_NAME
-from slipstream.server.openai.formats.plain import NONE
+from slipstream.server.openai.formats.known import BY_NAME, NONE
 from slipstream.server.openai.formats.reading import Known
+from tests.commanded import read_settings
 from tests.http.entry import load
 from tests.http.fake import INFO, FakeEngine, delta, done
 from tests.http.serving import chat, logged, served
@@ -139,21 +139,27 @@ def test_systemd_hears_when_it_is_ready_and_when_it_stops(
 
 
 def test_a_server_that_does_not_load_is_never_ready(supervisor: socket.socket) -> None:
-    assert run(Settings(model="BROKEN", port=0), load, notify.over(supervisor.getsockname())) == 3
+    assert run(Settings(model="BROKEN", port=0), load, supervisor.getsockname()) == 3
     supervisor.settimeout(0.1)
     with pytest.raises(TimeoutError):
         supervisor.recv(100)
 
 
-def test_sockets_without_a_name_and_without_anybody(tmp_path: Path) -> None:
+def test_sockets_without_a_name_and_without_anybody(
+    tmp_path: Path, supervisor: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one:
         one.bind("\0slipstream-test")
         one.settimeout(60)
-        notify.over("@slipstream-test")("READY=1")
+        notify("@slipstream-test", "READY=1")
         assert one.recv(100) == b"READY=1"
-    notify.over(str(tmp_path / "nobody"))("READY=1")
-    for address in (None, "", "relative"):
-        assert notify.over(address) is notify.silent
+    notify(str(tmp_path / "nobody"), "READY=1")
+    monkeypatch.chdir(tmp_path)
+    for address in (None, "", "notify"):  # the last leads to the supervisor, and is no address of systemd's
+        notify(address, "READY=1")
+    supervisor.settimeout(0.1)
+    with pytest.raises(TimeoutError):
+        supervisor.recv(100)
 
 
 def test_the_unit_in_the_documentation_starts(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from slipstream.engine.api import Failed
 from slipstream.engine.errors import StepFailed
-from slipstream.server.command.starting import read_settings
 from slipstream.server.report import tracing
+from tests.commanded import read_settings
 from tests.http.fake import delta, words
 from tests.http.serving import Served, chat, served, until
 

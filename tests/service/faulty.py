@@ -14,7 +14,7 @@ from typing import Any
 
 from slipstream.engine.api import AsyncEngine
 from slipstream.engine.settings import Settings
-from slipstream.server.command.starting import start
+from tests.commanded import start
 
 STEPS_BEFORE = 10
 CAUSES: dict[str, Callable[[], BaseException]] = {
