@@ -36,7 +36,7 @@ from slipstream.server.native.replies import (
 from slipstream.server.native.wire import MAX_PIECES, Detokenize, NoAdapters, Tokenize, TokenizeChat
 from slipstream.server.openai.choices import naming_prompt
 from slipstream.server.openai.convert import chat_job
-from slipstream.server.openai.serving import Convert, Serving, answer, in_names, read
+from slipstream.server.openai.serving import Convert, Serving, in_names
 
 Native = TypeVar("Native", bound=NativeRequest)
 Chosen = dict[str, Any]  # with `response_fields`
@@ -66,7 +66,7 @@ async def _reply(
     serving: Serving, request: Request, model: type[Native], convert: Convert[Native]
 ) -> Response:
     engine = serving.gate.for_work()
-    wire = await read(request, model, serving.settings)
+    wire = await serving.read(request, model)
     job = await serving.converted(engine, request, wire, convert)
     with naming_prompt(job):
         prompts = [
@@ -74,7 +74,7 @@ async def _reply(
             for one in job.prompts
         ]
     form = replace(job.form, reply=partial(NativeReply, wire=wire, prompts=prompts))
-    return await answer(request, engine, replace(job, form=form), serving.settings)
+    return await serving.answer(request, engine, replace(job, form=form))
 
 
 def _add_completions(router: APIRouter, serving: Serving) -> None:

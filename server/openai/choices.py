@@ -53,8 +53,9 @@ def naming_prompt(job: Job) -> Iterator[None]:
 
 
 def begun(job: Job, info: ModelInfo, streams: Sequence[EventStream]) -> Reply:
-    """The reply of an admitted job."""
-    record().begin(info.name, job.id, len(job.requests), job.n)
+    """The reply of an admitted job, noted in the request's record."""
+    one = record()
+    one.model, one.reply_id, one.n_choices, one.n = info.name, job.id, len(job.requests), job.n
     return job.form.reply(job, info, streams)
 
 

@@ -18,7 +18,7 @@ from slipstream.server.http.error_table import not_found
 from slipstream.server.openai import replies
 from slipstream.server.openai.convert import asked_tools, chat_job, completion_job, read_chat
 from slipstream.server.openai.model_card import card, model_list, names
-from slipstream.server.openai.serving import Serving, read
+from slipstream.server.openai.serving import Serving
 from slipstream.server.openai.wire import ChatRequest, CompletionRequest
 
 _CONVERSATION = [{"role": "user", "content": "Write the docstring:\n\ndef f(x): ..."}]
@@ -64,7 +64,7 @@ def _add_chat(router: APIRouter, serving: Serving) -> None:
     )
     async def apply_template(request: Request) -> Response:
         engine = serving.gate.for_work()
-        wire = await read(request, ChatRequest, serving.settings)
+        wire = await serving.read(request, ChatRequest)
         caller = await serving.caller(engine, request, tuple(wire.images()))
         prompt = await engine.render(read_chat(wire, asked_tools(wire, caller.known), caller))
         return answer_json({"prompt": prompt})

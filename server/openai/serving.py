@@ -25,9 +25,10 @@ from slipstream.server.openai.choices import begun, chunks, collect, submit
 from slipstream.server.openai.convert import Caller
 from slipstream.server.openai.formats.reading import Knowing
 from slipstream.server.openai.job import Job
-from slipstream.server.openai.wire import Wire
+from slipstream.server.openai.structured import translate
+from slipstream.server.openai.wire import Generate
 
-Model = TypeVar("Model", bound=Wire)
+Model = TypeVar("Model", bound=Generate)
 Convert = Callable[[Model, Caller], Job]
 
 
@@ -40,19 +41,24 @@ class Serving:
     knowing: Knowing
     looking: Looking
 
+    async def read(self, request: Request, model: type[Model]) -> Model:
+        """The body as a validated wire model. Raises `Refused`."""
+        strict = self.settings.strict_api
+        return await read_json(request, lambda data: checked(model, model.prepared(data), strict=strict))
+
     async def job(
         self, engine: AsyncEngine, request: Request, model: type[Model], convert: Convert[Model]
     ) -> Job:
-        return await self.converted(engine, request, await read(request, model, self.settings), convert)
+        return await self.converted(engine, request, await self.read(request, model), convert)
 
     async def converted(
         self, engine: AsyncEngine, request: Request, wire: Model, convert: Convert[Model]
     ) -> Job:
         """The job of a body that is read already. Raises `Refused`, `Overloaded`."""
-        await wire.translated()
+        await translate(wire)
         return convert(wire, await self.caller(engine, request, tuple(wire.images())))
 
-    async def caller(self, engine: AsyncEngine, request: Request, placed: Sequence[Placed] = ()) -> Caller:
+    async def caller(self, engine: AsyncEngine, request: Request, placed: Sequence[Placed]) -> Caller:
         """placed: the images that the request shows, which are read. Raises `Refused`, `Overloaded`."""
         return Caller(
             request_id=request.state.request_id,
@@ -65,7 +71,26 @@ class Serving:
 
     async def reply(self, request: Request, model: type[Model], convert: Convert[Model]) -> Response:
         engine = self.gate.for_work()
-        return await answer(request, engine, await self.job(engine, request, model, convert), self.settings)
+        return await self.answer(request, engine, await self.job(engine, request, model, convert))
+
+    async def answer(self, request: Request, engine: AsyncEngine, job: Job) -> Response:
+        """Run the job: as a stream, or whole unless the client leaves first."""
+        if job.stream:
+            streams = await submit(engine, job)
+            reply = begun(job, engine.info, streams)
+            return Events(chunks(reply, streams), streams, grace_s=self.settings.shutdown_timeout)
+
+        async def whole() -> bytes:
+            streams = await submit(engine, job)
+            try:
+                return await collect(begun(job, engine.info, streams), streams)
+            finally:
+                await close_all(streams)
+
+        body = await unless_gone(request, whole())
+        if body is None:
+            return Response(status_code=CLIENT_LEFT)
+        return Response(body, media_type="application/json")
 
     async def count(self, request: Request, model: type[Model], convert: Convert[Model]) -> Response:
         """Answer with the number of prompt tokens of a request, each prompt once, without generating."""
@@ -83,13 +108,6 @@ async def n_prompt(engine: AsyncEngine, job: Job) -> int:
         except ContextTooLong as error:
             n += error.n_prompt
     return n
-
-
-async def read(request: Request, model: type[Model], settings: Settings) -> Model:
-    """The body as a validated wire model. Raises `Refused`."""
-    return await read_json(
-        request, lambda data: checked(model, model.prepared(data), strict=settings.strict_api)
-    )
 
 
 async def in_names(names: Mapping[str, str], work: Awaitable[Response]) -> Response:

@@ -39,18 +39,6 @@ class Wire(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
-    @classmethod
-    def prepared(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """A body as the model reads it. Raises `Refused`."""
-        return data
-
-    async def translated(self) -> None:
-        """Read what takes long to read, off the event loop. Raises `Refused`."""
-
-    def images(self) -> Iterator[Placed]:
-        """The images that the request shows, in their order."""
-        return iter(())
-
 
 class Speculative(BaseModel):
     """`speculative` of a request. Unknown keys are errors: a misspelt one would show as lost speed only."""
@@ -109,10 +97,12 @@ class Generate(Wire):
 
     @classmethod
     def prepared(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """A body as the model reads it. Raises `Refused`."""
         return gathered(refuse.without_refused(data, cls.model_fields))
 
-    async def translated(self) -> None:
-        await structured.translate(self)
+    def images(self) -> Iterator[Placed]:
+        """The images that the request shows, in their order."""
+        return iter(())
 
     model: str | None = optional("any name; the reply names the one served", max_length=512)
     stream: bool | None = optional("send the reply as server-sent events while it is made, one per step")

@@ -46,10 +46,6 @@ class Record:
         str, ...
     ] = ()  # in a cluster: where its choices ran, in the order in which they began there
 
-    def begin(self, model: str, reply_id: str, n_choices: int, n: int) -> None:
-        """Note that a reply is being generated: `n_choices` in all, `n` per prompt."""
-        self.model, self.reply_id, self.n_choices, self.n = model, reply_id, n_choices, n
-
     @property
     def reasons(self) -> list[str]:
         """How each choice ended; of a reply that broke off, each choice was aborted unless an error ended it."""

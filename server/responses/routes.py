@@ -22,10 +22,11 @@ from slipstream.server.http.error_table import (
     unsupported,
 )
 from slipstream.server.http.sse import close_all
-from slipstream.server.openai.choices import collect, failure, submit
+from slipstream.server.openai.choices import begun, collect, failure, submit
 from slipstream.server.openai.job import Form, Job
 from slipstream.server.openai.replies import InputTokens
-from slipstream.server.openai.serving import Serving, answer, in_names, n_prompt, read
+from slipstream.server.openai.serving import Serving, in_names, n_prompt
+from slipstream.server.openai.structured import translate
 from slipstream.server.report.meter import record
 from slipstream.server.responses import replies
 from slipstream.server.responses.conversation import before, fitting, resolved, response_job
@@ -88,7 +89,7 @@ class Responses:
 
     async def job(self, engine: AsyncEngine, request: Request, wire: ResponsesRequest) -> Job:
         """The job of a request, with the conversation before it. Raises `Refused`."""
-        await wire.translated()
+        await translate(wire)
         tenant = tenant_of(request)
         own = await resolved(wire, self.kept, tenant)
         is_kept = wire.store is not False and self.kept.most > 0
@@ -110,12 +111,10 @@ class Responses:
     async def start(self, engine: AsyncEngine, job: Job) -> dict[str, Any]:
         """Make a response in the background. Returns it as it is now. Raises what `submit` raises."""
         streams = await submit(engine, job)
-        reply = job.form.reply(job, engine.info, streams)
+        reply = begun(job, engine.info, streams)
         assert isinstance(reply, ResponseReply)
         key = job.requests[0].owner, job.id
-        own = record()
-        own.begin(engine.info.name, job.id, len(job.requests), job.n)
-        own.background = task = asyncio.create_task(self._run(reply, streams))
+        record().background = task = asyncio.create_task(self._run(reply, streams))
         self.running[key] = Running(reply, task)
         task.add_done_callback(lambda _: self.running.pop(key))
         return reply.response
@@ -174,16 +173,16 @@ def _add_making(router: APIRouter, responses: Responses) -> None:
 
     async def made(request: Request) -> Response:
         engine = serving.gate.for_work()
-        wire = await read(request, ResponsesRequest, serving.settings)
+        wire = await serving.read(request, ResponsesRequest)
         _check(wire, responses.kept)
         job = await responses.job(engine, request, wire)
         if wire.background:
             return answer_json(await responses.start(engine, job))
-        return await answer(request, engine, job, serving.settings)
+        return await serving.answer(request, engine, job)
 
     async def counted(request: Request) -> Response:
         engine = serving.gate.for_work()
-        wire = await read(request, ResponsesRequest, serving.settings)
+        wire = await serving.read(request, ResponsesRequest)
         job = await responses.job(engine, request, wire)
         return answer_json({"object": "response.input_tokens", "input_tokens": await n_prompt(engine, job)})
 
