@@ -20,10 +20,12 @@ from slipstream.server.openai.formats.harmony import HARMONY
 from slipstream.server.openai.formats.hermes import HERMES
 from slipstream.server.openai.formats.llama3 import LLAMA3
 from slipstream.server.openai.formats.mistral import MISTRAL, MISTRAL_LIST
-from slipstream.server.openai.formats.plain import NONE, PLAIN
 from slipstream.server.openai.formats.qwen3_coder import QWEN3_CODER
 from slipstream.server.openai.formats.renderings import Renderings
 
+# Of models whose calls cannot be read: those that think between tags, and the rest.
+PLAIN = Format(name="plain", signs=("</think>",), reasoning=("<think>", "</think>"))
+NONE = Format(name="none")
 # In this order: the first format that a chat template fits is chosen. NONE fits every template.
 FORMATS: tuple[Format, ...] = (
     HARMONY,

@@ -16,9 +16,8 @@ from slipstream.server.openai.formats import scanner
 from slipstream.server.openai.formats.enforce import quoted
 from slipstream.server.openai.formats.format import Format, Tool, Tools
 from slipstream.server.openai.formats.harmony import HarmonyParser
-from slipstream.server.openai.formats.known import can_call, format_of, has_tools
+from slipstream.server.openai.formats.known import NONE, can_call, format_of, has_tools
 from slipstream.server.openai.formats.parser import Parser
-from slipstream.server.openai.formats.plain import NONE
 from slipstream.server.openai.formats.renderings import Renderings, renderings
 from slipstream.server.openai.formats.reply_parser import ReplyParser
 
