@@ -17,11 +17,10 @@ from typing import Any, ClassVar
 import numpy as np
 import PIL.Image
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from slipstream.engine.api import Image
-from slipstream.engine.errors import InvalidRequest, LoadError, SettingError, UnsupportedModel
+from slipstream.engine.errors import InvalidRequest, LoadError, UnsupportedModel
 from slipstream.engine.images import Ahead, ImageFeatures, ImageLayout
 
 
@@ -129,17 +128,3 @@ class Family(ABC):
             return self.processor_kind.from_pretrained(str(self.parts.folder), local_files_only=True)
         except (OSError, ValueError, TypeError) as error:
             raise LoadError(f"{self.parts.folder}: does not say how images are prepared ({error})") from None
-
-
-def refuse_fixed(n_tokens: int, most: int | None) -> None:
-    """Raises `SettingError` if images that all take `n_tokens` are to take fewer."""
-    if most is not None and n_tokens > most:
-        raise SettingError(
-            "image_max_tokens", most, f"this model's images take {n_tokens} tokens, whatever their size"
-        )
-
-
-def grid_axes(n_rows: int, n_columns: int) -> NDArray[np.int64]:
-    """[3, n_rows * n_columns]: time, height and width of a still image's tokens, row by row."""
-    rows, columns = np.divmod(np.arange(n_rows * n_columns, dtype=np.int64), n_columns)
-    return np.stack([np.zeros_like(rows), rows, columns])

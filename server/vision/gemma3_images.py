@@ -6,7 +6,8 @@ from typing import Any
 
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
-from slipstream.server.vision.family import Family, Parts, refuse_fixed
+from slipstream.engine.errors import SettingError
+from slipstream.server.vision.family import Family, Parts
 
 
 class Gemma3Images(Family):
@@ -20,7 +21,9 @@ class Gemma3Images(Family):
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self.n_tokens = parts.config.mm_tokens_per_image
-        refuse_fixed(self.n_tokens, parts.n_tokens_most)
+        if (most := parts.n_tokens_most) is not None and self.n_tokens > most:
+            reason = f"this model's images take {self.n_tokens} tokens, whatever their size"
+            raise SettingError("image_max_tokens", most, reason)
         begin, end = (parts.token(id) for id in (parts.config.boi_token_index, parts.config.eoi_token_index))
         self.written = f"\n\n{begin}{self.marker}{end}\n\n"
         self.marker = begin

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
 from slipstream.engine.images import ImageLayout
-from slipstream.server.vision.family import Family, Parts, grid_axes
+from slipstream.server.vision.family import Family, Parts
 
 
 class QwenVL(Family):
@@ -37,7 +38,8 @@ class QwenVL(Family):
 
     def placed(self, n_rows: int, n_columns: int) -> ImageLayout:
         flat = super().placed(n_rows, n_columns)
-        axes = grid_axes(n_rows, n_columns)
+        rows, columns = np.divmod(np.arange(n_rows * n_columns, dtype=np.int64), n_columns)
+        axes = np.stack([np.zeros_like(rows), rows, columns])  # time, height and width of a still image
         return ImageLayout(flat.token_ids, flat.is_row, axes, max(n_rows, n_columns))
 
     def deep(self, seen: Any) -> Tensor | None:
