@@ -9,9 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slipstream.server.command.forecast_table import aligned, millions
-
-NOTHING = "-"
+from slipstream.server.command.forecast_table import NOTHING, aligned, millions
 
 
 def prompts_of(path: Path) -> list[str]:

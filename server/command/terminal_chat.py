@@ -53,7 +53,7 @@ class Terminal:
     """Where text goes. Without colours where they are not wanted."""
 
     def __init__(self, write: Callable[[str], object], drafters: Sequence[str], *, colours: bool) -> None:
-        self._write = write
+        self.write = write
         self._colours = colours
         self._codes = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(drafters)}
 
@@ -64,9 +64,6 @@ class Terminal:
 
     def dim(self, text: str) -> str:
         return f"{_DIM}{text}{_RESET}" if self._colours else text
-
-    def write(self, text: str) -> None:
-        self._write(text)
 
 
 class Conversation:

@@ -71,10 +71,6 @@ class Tracing:
             span.set_status(Status(StatusCode.ERROR, record.code))
         span.end()
 
-    def flush(self) -> None:
-        """Send the spans that are waiting."""
-        self._provider.force_flush()
-
     def close(self) -> None:
         self._provider.shutdown()
 

@@ -36,7 +36,7 @@ def spans(traced: tuple[Served, InMemorySpanExporter], n: int) -> list[object]:
     server, exporter = traced
 
     def arrived() -> bool:
-        server.traces.flush()
+        server.traces._provider.force_flush()
         return len(exporter.get_finished_spans()) >= n
 
     until(arrived)
