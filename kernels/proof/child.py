@@ -1,6 +1,6 @@
 """The process in which implementations prove themselves. It may die of one: its parent notes that and starts another.
 
-    python -m slipstream.kernels.proof.child FD THREADS
+    python -m slipstream.kernels.proof.child THREADS FD
 
 Reads `Task`s from the socket FD, one JSON object each, and answers each with a line before and behind every
 implementation tried, and an empty one at its end.
@@ -23,7 +23,7 @@ from slipstream.kernels.matmul.quantized import round_inputs
 from slipstream.kernels.proof.judge import problem
 
 
-def main(handle: str, n_threads: str) -> None:
+def main(n_threads: str, handle: str) -> None:
     torch.set_num_threads(int(n_threads))
     pipe = Connection(int(handle))
     pipe.send_bytes(b"{}")  # it has started

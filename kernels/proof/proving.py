@@ -7,23 +7,17 @@ compiled on all cores: what they compile is kept on the disk, where the server f
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
-import slipstream
+from slipstream.kernels.child_process import ChildProcess
 
 log = logging.getLogger(__name__)
 
@@ -73,14 +67,14 @@ def run(
     tasks: Sequence[Task],
     n_threads: int,
     *,
-    child: Sequence[str] = ("-m", _CHILD),
+    child: Sequence[str] = (_CHILD,),
     patience_s: float = PATIENCE_S,
     done: Callable[[Tried], None] = lambda tried: None,
 ) -> list[Tried]:
     """Try every task, several at a time. Raises NotTriedError if no process could be started at all.
 
-    n_threads: torch's in each process, as in the server. child: what the interpreter runs. done: called as each
-    task ends, in some thread.
+    n_threads: torch's in each process, as in the server. child: the module that tries, and its first arguments. done:
+    called as each task ends, in some thread.
     """
     waiting = iter(tasks)  # shared: a task goes to the first worker that is free
     untried: list[tuple[Task, NotTriedError]] = []
@@ -117,8 +111,7 @@ class _Worker:
 
     def __init__(self, child: Sequence[str], n_threads: int, patience_s: float) -> None:
         self._child, self._n_threads, self._patience_s = child, n_threads, patience_s
-        self._process: subprocess.Popen[bytes] | None = None
-        self._pipe: Connection | None = None
+        self._running: ChildProcess | None = None
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
 
     def __enter__(self) -> _Worker:
@@ -176,45 +169,23 @@ class _Worker:
 
     def _started(self) -> Connection:
         """The pipe to the process, which is started unless it runs. Raises NotTriedError."""
-        if self._pipe is not None:
-            return self._pipe
-        ours, its = socket.socketpair()
-        with its:
-            # -P: a file of the user's folder must not pass for a library.
-            command = [sys.executable, "-P", *self._child, str(its.fileno()), str(self._n_threads)]
-            self._process = subprocess.Popen(
-                command,
-                pass_fds=[its.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                env=environment(),
-                start_new_session=True,
-            )
-        self._pipe = Connection(ours.detach())
+        if self._running is not None:
+            return self._running.pipe
+        self._running = ChildProcess(*self._child, str(self._n_threads), output=self._log)
         try:
-            self._heard(self._pipe, _START_S)
+            self._heard(self._running.pipe, _START_S)
         except (OSError, EOFError) as error:
             raise NotTriedError(self._give_up() or repr(error)) from None
-        return self._pipe
+        return self._running.pipe
 
     def _give_up(self) -> str:
         """End the process and all it started. Returns its last words."""
-        if self._process is None or self._pipe is None:
+        if self._running is None:
             return ""
-        self._pipe.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        status = self._process.wait()
-        self._process = self._pipe = None
+        self._running.end()
+        status = self._running.process.returncode
+        self._running = None
         self._log.seek(0)
         said = self._log.read().decode(errors="replace").strip()
         self._log.truncate(0)
         return said[-_N_TAIL:] or f"status {status}"
-
-
-def environment() -> dict[str, str]:
-    """Of a process that finds the package where this one found it, installed or not."""
-    place = str(Path(slipstream.__path__[0]).parent)
-    ours = dict(os.environ)  # noqa: TID251 - handed on as it is
-    return ours | {"PYTHONPATH": os.pathsep.join(filter(None, (place, ours.get("PYTHONPATH"))))}

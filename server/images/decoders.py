@@ -9,16 +9,11 @@ import asyncio
 import json
 import logging
 import signal
-import socket
-import subprocess
-import sys
-import weakref
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
 from queue import SimpleQueue
 
 from slipstream.engine.api import Image
+from slipstream.kernels.child_process import ChildProcess
 from slipstream.server.images.image_part import ImageRefused
 
 log = logging.getLogger(__name__)
@@ -34,19 +29,18 @@ class Decoder:
     def __init__(self, most_pixels: int, timeout_s: float) -> None:
         self.most_pixels = most_pixels
         self.timeout_s = timeout_s
-        self._child: subprocess.Popen[bytes] | None = None
-        self._pipe: Connection | None = None
-        self._end: Callable[[], object] = lambda: None
+        self._child: ChildProcess | None = None
 
     @property
     def pid(self) -> int | None:
-        return self._child.pid if self._child else None
+        return self._child.process.pid if self._child else None
 
     def decode(self, coding: str, data: bytes) -> Image:
         """The picture of a file. coding: `raw` or `base64`. Raises `ImageRefused`."""
         try:
-            is_new = self._pipe is None
-            pipe = self._started()
+            is_new = self._child is None
+            self._child = self._child or ChildProcess(CHILD, str(self.most_pixels), str(self.timeout_s))
+            pipe = self._child.pipe
             pipe.send_bytes(coding.encode())
             pipe.send_bytes(data)
             if not pipe.poll(self.timeout_s + _START_S * is_new):
@@ -68,42 +62,21 @@ class Decoder:
 
     def close(self) -> None:
         """End the child."""
-        self._end()
-        self._pipe = self._child = None
-
-    def _started(self) -> Connection:
-        if self._pipe is not None:
-            return self._pipe
-        ours, its = socket.socketpair()
-        with its:
-            numbers = (str(its.fileno()), str(self.most_pixels), str(self.timeout_s))
-            self._child = subprocess.Popen(
-                [sys.executable, "-m", CHILD, *numbers],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[its.fileno()],
-                start_new_session=True,  # a terminal's interrupt is the server's
-            )
-        self._pipe = Connection(ours.detach())
-        self._end = weakref.finalize(self, _end, self._child, self._pipe)
-        return self._pipe
+        if self._child is not None:
+            self._child.end()
+            self._child = None
 
     def _lost(self, error: Exception) -> str:
         """What became of the child, which is ended."""
         child = self._child
         self.close()
-        if child is not None and child.returncode == -signal.SIGXCPU:
+        if child is not None and child.process.returncode == -signal.SIGXCPU:
             return self._too_slow()
         log.warning("the process that decodes images was lost: %r", error)
         return "the process that decodes images was lost over it"
 
     def _too_slow(self) -> str:
         return f"decoding it took longer than {self.timeout_s:g} s (--image-timeout)"
-
-
-def _end(child: subprocess.Popen[bytes], pipe: Connection) -> None:
-    pipe.close()
-    child.kill()  # one that has ended by itself keeps its status
-    child.wait()
 
 
 class Decoders:

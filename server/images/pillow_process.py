@@ -1,6 +1,6 @@
 """The process that decodes images: what a file makes a decoder do happens here, with little memory and time.
 
-    python -m slipstream.server.images.pillow_process FD MOST_PIXELS SECONDS
+    python -m slipstream.server.images.pillow_process MOST_PIXELS SECONDS FD
 
 It reads pairs of frames from a socket, the file's coding (`raw` or `base64`) and the file; it answers with JSON
 (`{"width", "height"}` or `{"reason"}`), and in the first case a frame of the pixels, three bytes each.
@@ -20,6 +20,8 @@ import warnings
 from multiprocessing.connection import Connection
 
 from PIL import GifImagePlugin, Image, JpegImagePlugin, MpoImagePlugin, PngImagePlugin, WebPImagePlugin
+
+from slipstream.kernels.child_process import limit_memory
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")  # MPO is a JPEG with more pictures behind it
 # Their readers, loaded before memory is limited.
@@ -122,28 +124,19 @@ def _answer(pipe: Connection, coding: bytes, data: bytes, most_pixels: int) -> N
     pipe.send_bytes(pixels)
 
 
-def limit_memory(most_pixels: int) -> None:
-    """Give the process as much memory as an image of so many pixels takes; no files and no picture of its memory."""
-    with contextlib.suppress(OSError), open("/proc/self/statm") as file:  # absent beyond Linux
-        used = int(file.read().split()[0]) * resource.getpagesize()
-        most = used + BYTES_FOR_ALL + BYTES_PER_PIXEL * most_pixels
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-
-
 def limit_time(seconds: float) -> None:
     """Let the kernel end the process once it has computed for so long from now on, in whole seconds."""
     most = int(time.process_time() + seconds) + 2
     resource.setrlimit(resource.RLIMIT_CPU, (most, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
-def main(fd: int, most_pixels: int, timeout_s: float) -> None:
+def main(most_pixels: int, timeout_s: float, fd: int) -> None:
     os.nice(_NICE)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what decoders say of damaged files
     warnings.simplefilter("ignore")
     Image.MAX_IMAGE_PIXELS = None  # it warns where `decoded` refuses
-    limit_memory(most_pixels)
+    limit_memory(BYTES_FOR_ALL + BYTES_PER_PIXEL * most_pixels)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # and no files
     pipe = Connection(fd)
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
@@ -154,4 +147,4 @@ def main(fd: int, most_pixels: int, timeout_s: float) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+    main(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))

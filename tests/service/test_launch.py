@@ -196,7 +196,7 @@ async def test_ranks_capture_their_passes_together_or_the_server_does_not_start(
         LoadError, match=r"captured on all ranks; --no-capture-passes .*: operation not permitted"
     ):
         capture.capture_passes(engine, settings, 3, processes)
-    assert all(one.poll() is not None for one in processes._processes)
+    assert all(one.process.poll() is not None for one in processes._children)
     await served.close()
 
 

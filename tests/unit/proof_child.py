@@ -1,4 +1,4 @@
-"""A process for proofs in which faults are planted: `-m tests.unit.proof_child FAULT FD THREADS`.
+"""A process for proofs in which faults are planted: `-m tests.unit.proof_child FAULT THREADS FD`.
 
 The faults are in the CPU's `gated_mul`, of the operator `gated`, or in its products with weights in blocks.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -140,7 +141,7 @@ def test_a_state_that_is_folded_wrongly_is_found(monkeypatch: pytest.MonkeyPatch
 
 
 def ask(fault: str, *tasks: Task, patience_s: float = 300.0) -> dict[str, Tried]:
-    child = ("-m", "tests.unit.proof_child", fault)
+    child = ("tests.unit.proof_child", fault)
     return {one.task.op: one for one in proving.run(tasks, 1, child=child, patience_s=patience_s)}
 
 
@@ -167,7 +168,7 @@ def test_one_that_never_ends_is_given_up_and_the_next_is_tried(monkeypatch: pyte
 
 def test_where_no_process_starts_nothing_is_called_wrong() -> None:
     with pytest.raises(NotTriedError, match="No module named"):
-        proving.run([GATED], 1, child=("-m", "tests.unit.no_such_module"))
+        proving.run([GATED], 1, child=("tests.unit.no_such_module",))
 
 
 @pytest.mark.sampled(keep=2, together=True)
@@ -231,7 +232,7 @@ def demo(proofs: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[s
     source = Checkpoint(path, read_model(path), CPU, NARROW)
 
     def select(fault: str | None, **settings: Any) -> tuple[str, ...]:
-        child = ("-m", proving._CHILD) if fault is None else ("-m", "tests.unit.proof_child", fault)
+        child = (proving._CHILD,) if fault is None else ("tests.unit.proof_child", fault)
         monkeypatch.setattr(operators.proving, "run", partial(run_proofs, child=child))
         return select_operators([source], Settings(**settings)).replaced
 
@@ -267,7 +268,7 @@ def test_weights_whose_products_failed_are_widened_and_others_are_not(
     """int4 and fp8 are among the cases of every start, so a fault of all narrow weights replaces the implementation."""
     gguf_of(DEMO / "draft").as_type("Q5_0").write(tmp_path / "model.gguf")
     source = Checkpoint(tmp_path / "model.gguf", read_model(tmp_path / "model.gguf"), CPU, NARROW)
-    of_blocks = partial(run_proofs, child=("-m", "tests.unit.proof_child", "scales_blocks_wrongly"))
+    of_blocks = partial(run_proofs, child=("tests.unit.proof_child", "scales_blocks_wrongly"))
     monkeypatch.setattr(
         operators.proving, "run", lambda tasks, n, done: of_blocks([one for one in tasks if one.weights], n)
     )
@@ -295,7 +296,7 @@ def test_other_ranks_widen_what_the_first_does() -> None:
 def test_where_proofs_cannot_run_the_server_starts_and_warns(
     demo: Callable[..., tuple[str, ...]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(proving.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     assert demo(None) == ()
     assert "not proven" in caplog.text
 

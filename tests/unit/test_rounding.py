@@ -147,7 +147,7 @@ def test_products_that_fail_with_rounded_inputs_end_the_start(
     monkeypatch.setattr(operators.user_cache, "folder", lambda name: tmp_path / name)
     gguf_of(DEMO / "draft").as_type("Q5_0").write(tmp_path / "model.gguf")
     file = Checkpoint(tmp_path / "model.gguf", read_model(tmp_path / "model.gguf"), CPU, NARROW)
-    faulty = partial(proving.run, child=("-m", "tests.unit.proof_child", "scales_blocks_wrongly"))
+    faulty = partial(proving.run, child=("tests.unit.proof_child", "scales_blocks_wrongly"))
     monkeypatch.setattr(
         operators.proving,
         "run",

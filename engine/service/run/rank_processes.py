@@ -6,18 +6,11 @@ CPU they exchange rows over the loopback device. So nobody else can speak to the
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +19,7 @@ import torch
 from slipstream.engine.cache.spread import Others
 from slipstream.engine.errors import LoadError, RankLost
 from slipstream.engine.ranks import meet
-from slipstream.kernels.proof import proving
+from slipstream.kernels.child_process import ChildProcess
 
 log = logging.getLogger(__name__)
 
@@ -41,16 +34,11 @@ class RankProcesses:
         """order: what the processes need to load their parts, as JSON. Raises `LoadError` if they do not start."""
         self._folder = tempfile.TemporaryDirectory(prefix="slipstream-ranks-")
         self._closing = False
-        self._processes: list[subprocess.Popen[bytes]] = []
-        connections = []
-        for rank in range(1, n):
-            ours, its = socket.socketpair()
-            with its:
-                connections.append(Connection(ours.detach()))
-                self._processes.append(_start(its))
-            own = {**order, "rank": rank, "n": n, "folder": self._folder.name}
-            connections[-1].send_bytes(json.dumps(own).encode())
-        self.others = Others(connections)
+        self._children = [ChildProcess(_CHILD) for _ in range(1, n)]
+        for i, child in enumerate(self._children):
+            own = {**order, "rank": i + 1, "n": n, "folder": self._folder.name}
+            child.pipe.send_bytes(json.dumps(own).encode())
+        self.others = Others([child.pipe for child in self._children])
         self.await_all()  # what they import
         try:
             self.ranks = meet(Path(self._folder.name), 0, n, device)
@@ -62,26 +50,26 @@ class RankProcesses:
 
     def await_all(self) -> None:
         """Wait until each has done the next part of its start. Raises `LoadError` with what one of them says."""
-        for i, connection in enumerate(self.others.connections):
+        for i, child in enumerate(self._children):
             answer = {"refused": "took too long to start"}
             try:
-                if connection.poll(_PATIENCE_S):
-                    answer = json.loads(connection.recv_bytes())
+                if child.pipe.poll(_PATIENCE_S):
+                    answer = json.loads(child.pipe.recv_bytes())
             except (OSError, EOFError):
-                answer = {"refused": f"ended with status {self._processes[i].wait()}"}
+                answer = {"refused": f"ended with status {child.process.wait()}"}
             if refused := answer.get("refused"):
                 self.close()
                 raise LoadError(f"rank {i + 1} of --tensor-parallel-size: {refused}")
 
     def watch(self, lost: Callable[[RankLost], None]) -> None:
         """Call `lost`, in some thread, when one of them ends."""
-        for i, process in enumerate(self._processes):
+        for i, child in enumerate(self._children):
             threading.Thread(
-                target=self._watch, args=(i + 1, process, lost), name=f"rank-{i + 1}", daemon=True
+                target=self._watch, args=(i + 1, child, lost), name=f"rank-{i + 1}", daemon=True
             ).start()
 
-    def _watch(self, rank: int, process: subprocess.Popen[bytes], lost: Callable[[RankLost], None]) -> None:
-        status = process.wait()
+    def _watch(self, rank: int, child: ChildProcess, lost: Callable[[RankLost], None]) -> None:
+        status = child.process.wait()
         if not self._closing:
             log.error("rank %d of --tensor-parallel-size has ended with status %d", rank, status)
             lost(RankLost(f"rank {rank} has ended with status {status}"))
@@ -89,23 +77,6 @@ class RankProcesses:
     def close(self) -> None:
         """End them."""
         self._closing = True
-        for connection in self.others.connections:
-            connection.close()
-        for process in self._processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # they have nothing to lose
-            process.wait()
+        for child in self._children:
+            child.end()  # they have nothing to lose
         self._folder.cleanup()
-
-
-def _start(its: socket.socket) -> subprocess.Popen[bytes]:
-    # -P: a file of the user's folder must not pass for a library. A session of its own: Ctrl-C is for the first rank,
-    # which lets its requests finish.
-    command = [sys.executable, "-P", "-m", _CHILD, str(its.fileno())]
-    return subprocess.Popen(
-        command,
-        pass_fds=[its.fileno()],
-        stdin=subprocess.DEVNULL,
-        env=proving.environment(),
-        start_new_session=True,
-    )

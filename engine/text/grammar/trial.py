@@ -14,13 +14,8 @@ import contextlib
 import json
 import logging
 import os
-import resource
 import signal
-import socket
-import subprocess
 import sys
-import weakref
-from collections.abc import Callable
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import NoReturn
@@ -28,6 +23,7 @@ from typing import NoReturn
 from slipstream.engine.api import Grammar
 from slipstream.engine.errors import InvalidRequest, Unsupported
 from slipstream.engine.text.grammar.compiler import Compiler, Vocabulary
+from slipstream.kernels.child_process import ChildProcess, limit_memory
 
 log = logging.getLogger(__name__)
 
@@ -42,21 +38,14 @@ class Trial:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self._pipe: Connection | None = None
-        self._end: Callable[[], object] = lambda: None
+        self._child: ChildProcess | None = None
 
     def start(self) -> Connection:
         """The pipe to the child, which is started unless it runs, and may still be reading its vocabulary."""
-        if self._pipe is not None:
-            return self._pipe
-        ours, its = socket.socketpair()
-        with its:
-            command = [sys.executable, "-m", __name__, str(its.fileno())]
-            child = subprocess.Popen(command, pass_fds=[its.fileno()], start_new_session=True)
-        self._pipe = Connection(ours.detach())
-        self._end = weakref.finalize(self, _end, child, self._pipe)
-        self._pipe.send_bytes(json.dumps(asdict(self.vocabulary)).encode())
-        return self._pipe
+        if self._child is None:
+            self._child = ChildProcess(__name__)
+            self._child.pipe.send_bytes(json.dumps(asdict(self.vocabulary)).encode())
+        return self._child.pipe
 
     def check(self, grammar: Grammar) -> None:
         """Compile a grammar. Raises `InvalidRequest` if it cannot be used or takes more than the limits.
@@ -80,14 +69,9 @@ class Trial:
 
     def close(self) -> None:
         """End the child."""
-        self._end()
-        self._pipe = None
-
-
-def _end(child: subprocess.Popen[bytes], pipe: Connection) -> None:
-    pipe.close()
-    child.kill()
-    child.wait()
+        if self._child is not None:
+            self._child.end()
+            self._child = None
 
 
 def _serve(pipe: Connection) -> None:
@@ -108,11 +92,7 @@ def _serve(pipe: Connection) -> None:
 def _try(compiler: Compiler, grammar: Grammar, pipe: Connection) -> NoReturn:
     """The fork: compile within limits, answer, end."""
     signal.setitimer(signal.ITIMER_PROF, MOST_S)  # its signal ends the process
-    with contextlib.suppress(OSError), open("/proc/self/statm") as file:  # absent beyond Linux
-        used = int(file.read().split()[0]) * resource.getpagesize()
-        most = used + (MOST_MIB << 20)
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory(MOST_MIB << 20)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what an allocator says as it gives up
     reason = None
     try:
