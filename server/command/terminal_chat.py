@@ -6,6 +6,7 @@ Tokens are tinted by the drafter that guessed them, as on the page. Everything g
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import io
 import json
 import os
@@ -43,6 +44,7 @@ _DIM, _RESET = "\033[2m", "\033[0m"
 _HELP = "/new starts over, /exit ends, Ctrl-C stops a reply; a line that ends with \\ goes on in the next.\n"
 _CONNECT_S, _READ_S = 5.0, 600.0
 _POLL_S = 0.1
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 class ServerFailed(Exception):
@@ -278,6 +280,7 @@ def _own_server(settings: Settings, environ: Mapping[str, str]) -> Generator[htt
             env={name: value for name, value in environ.items() if not name.startswith(PREFIX)},
             stdout=subprocess.DEVNULL,
             start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
         try:
             with _client(Settings(host=path), None) as client:
@@ -286,6 +289,12 @@ def _own_server(settings: Settings, environ: Mapping[str, str]) -> Generator[htt
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait()
+
+
+def _end_with_parent() -> None:
+    """In a new process on Linux: get SIGTERM when the parent ends, be it by SIGKILL, which nothing can handle."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _leave_in_order() -> None:

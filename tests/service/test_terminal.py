@@ -66,6 +66,11 @@ class Terminal:
         self._thread.join(5)
         return status
 
+    def is_left(self) -> None:
+        """By all processes, those too that the command has started."""
+        self._thread.join(WITHIN_S)
+        assert not self._thread.is_alive(), self.text
+
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
@@ -159,3 +164,11 @@ def test_a_gguf_file_that_is_damaged_is_named(tmp_path: Path) -> None:
         (line,) = [line for line in lines(one.text) if "cannot_load" in line]
         assert str(path) in line
         assert "Traceback" not in one.text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a killed process cannot end another")
+def test_a_chat_that_is_killed_leaves_no_server() -> None:
+    with terminal("chat", "-m", "demo/target", "--no-exact") as one:
+        one.until("/new starts over")
+        one.process.kill()
+        one.is_left()
