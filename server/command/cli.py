@@ -6,6 +6,7 @@ Settings come from flags, environment, TOML file and defaults, of which the firs
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,17 +15,23 @@ from typing import NoReturn
 from slipstream.engine.naming import did_you_mean
 from slipstream.server import version
 from slipstream.server.command import standard_streams
-from slipstream.server.command.starting import SERVE
+from slipstream.server.command.starting import EXIT_INTERRUPTED, SERVE
 from slipstream.server.command.subcommand import parsed
 from slipstream.server.command.subcommands import SUBCOMMANDS
 
 EXIT_USAGE = 2
+EXIT_UNREAD = 128 + signal.SIGPIPE
 
 
 def main() -> NoReturn:
     """The console command. Exit status: that of the subcommand (`slipstream SUBCOMMAND --help`)."""
     standard_streams.hold()
-    status = dispatch(sys.argv[1:], os.environ)
+    try:
+        status = dispatch(sys.argv[1:], os.environ)
+    except BrokenPipeError:  # of standard output, as in `slipstream chat | head -1`
+        status = EXIT_UNREAD
+    except KeyboardInterrupt:
+        status = EXIT_INTERRUPTED
     standard_streams.let_go()
     sys.exit(status)
 

@@ -173,10 +173,10 @@ def _chat(call: Call) -> int:
     try:
         with contextlib.ExitStack() as stack:
             if is_own:
-                client = stack.enter_context(_own_server(settings, call.environ))
+                client, has_ended = stack.enter_context(_own_server(settings, call.environ))
             else:
-                client = stack.enter_context(_client(settings, call.own["url"]))
-            return _converse(client, call)
+                client, has_ended = stack.enter_context(_client(settings, call.own["url"])), lambda: False
+            return _converse(client, call, has_ended)
     except ServerFailed as error:
         sys.stderr.write(f"slipstream chat: {error}\n")
         return EXIT_FAILED
@@ -200,8 +200,8 @@ def _body(call: Call) -> dict[str, Any]:
     return body
 
 
-def _converse(client: httpx.Client, call: Call) -> int:
-    """Read messages and show replies until the input ends."""
+def _converse(client: httpx.Client, call: Call, has_ended: Callable[[], bool]) -> int:
+    """Read messages and show replies until the input ends, or the server for good."""
     terminal, model = _terminal(client, colours=sys.stdout.isatty() and not call.environ.get("NO_COLOR"))
     talk = Conversation(client, terminal, _body(call), call.own["system"])
     is_terminal = sys.stdin.isatty()
@@ -216,14 +216,14 @@ def _converse(client: httpx.Client, call: Call) -> int:
             break
         if text == "/new":
             talk.restart()
-        elif text.startswith("/"):
+        elif text == "/help":
             terminal.write(_HELP)
         elif text:
             try:
                 talk.say(text)
             except ServerFailed as error:
                 terminal.write(f"slipstream chat: {error}\n")
-                if not is_terminal:
+                if not is_terminal or has_ended():
                     return EXIT_FAILED
     return 0
 
@@ -269,8 +269,12 @@ def _client(settings: Settings, url: str | None) -> httpx.Client:
 
 
 @contextlib.contextmanager
-def _own_server(settings: Settings, environ: Mapping[str, str]) -> Generator[httpx.Client, None, None]:
-    """A server with these settings on a socket of its own, for as long as the conversation lasts."""
+def _own_server(
+    settings: Settings, environ: Mapping[str, str]
+) -> Generator[tuple[httpx.Client, Callable[[], bool]], None, None]:
+    """A server with these settings on a socket of its own, for as long as the conversation lasts; and whether it has
+    ended before.
+    """
     with tempfile.TemporaryDirectory(prefix="slipstream-chat-") as folder:
         path = str(Path(folder) / "server.sock")
         _leave_in_order()
@@ -285,7 +289,7 @@ def _own_server(settings: Settings, environ: Mapping[str, str]) -> Generator[htt
         try:
             with _client(Settings(host=path), None) as client:
                 _wait_for(client, process)
-                yield client
+                yield client, lambda: process.poll() is not None
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait()

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -91,6 +92,21 @@ def test_a_missing_model_is_found_before_the_port_is_opened(
     with socket.create_server(("127.0.0.1", 0)) as taken:  # opening it would end with status 4
         assert ended(*flags, "--port", str(taken.getsockname()[1])) == 3
     assert "./no/such: no such folder" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("raised", "status"), [(BrokenPipeError, 128 + signal.SIGPIPE), (KeyboardInterrupt, 130)]
+)
+def test_a_command_that_is_cut_short_ends_without_a_traceback(
+    raised: type[BaseException], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_short(words: Sequence[str], environ: Mapping[str, str]) -> int:
+        raise raised
+
+    monkeypatch.setattr(cli, "dispatch", cut_short)
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == status
 
 
 # --- flags of other servers ---
@@ -257,7 +273,7 @@ def test_a_conversation_with_a_running_server(
     engine = FakeEngine(script=words)
     flags = ["--system", "Be brief.", "-n", "7", "--temperature", "0.5", "--repeat-penalty", "1.5"]
     with served(engine) as server:
-        typed = "first\\\nline\n\nsecond\n/new\n/help\nthird\n/exit\nnever\n"
+        typed = "first\\\nline\n\nsecond\n/new\n/help\n/etc is?\n/exit\nnever\n"
         assert talked(monkeypatch, typed, "--url", server.url, *flags) == 0
     system = {"role": "system", "content": "Be brief."}
     asked = [one.prompt.messages for one in engine.requests if isinstance(one.prompt, Chat)]
@@ -267,7 +283,7 @@ def test_a_conversation_with_a_running_server(
             *((system["role"], system["content"]), ("user", "first\nline")),
             *(("assistant", f"{REPLY} "), ("user", "second")),
         ],
-        [(system["role"], system["content"]), ("user", "third")],
+        [(system["role"], system["content"]), ("user", "/etc is?")],
     ]
     assert {one.max_tokens for one in engine.requests} == {7}
     assert {(one.sampling.temperature, one.sampling.repeat_penalty) for one in engine.requests} == {

@@ -61,6 +61,9 @@ class Terminal:
             time.sleep(0.02)
         return self.text
 
+    def type(self, text: str) -> None:
+        os.write(self._reader, text.encode())
+
     def ends(self) -> int:
         status = self.process.wait(WITHIN_S)
         self._thread.join(5)
@@ -166,9 +169,26 @@ def test_a_gguf_file_that_is_damaged_is_named(tmp_path: Path) -> None:
         assert "Traceback" not in one.text
 
 
+OWN_SERVER = ("chat", "-m", "demo/target", "--no-exact")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a killed process cannot end another")
 def test_a_chat_that_is_killed_leaves_no_server() -> None:
-    with terminal("chat", "-m", "demo/target", "--no-exact") as one:
+    with terminal(*OWN_SERVER) as one:
         one.until("/new starts over")
         one.process.kill()
         one.is_left()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the server is found under /proc")
+def test_a_chat_whose_own_server_is_gone_ends() -> None:
+    with terminal(*OWN_SERVER) as one:
+        one.until("\n> ")
+        chat = one.process.pid
+        server = int(Path(f"/proc/{chat}/task/{chat}/children").read_text())
+        os.kill(server, signal.SIGKILL)
+        while Path(f"/proc/{server}/cmdline").read_bytes():  # it is empty once the process has ended
+            time.sleep(0.02)
+        one.type("hello\n")
+        assert one.ends() == 1
+        assert "slipstream chat: the connection ended" in one.text
