@@ -95,7 +95,7 @@ def as_text(path: Path | str) -> str:
 
 def is_gguf(path: Path) -> bool:
     """Whether a path means a GGUF file, by its name."""
-    return path.suffix == GGUF and not path.is_dir()
+    return path.suffix.lower() == GGUF and not path.is_dir()
 
 
 def model_path(name: str) -> Path | None:

@@ -307,7 +307,7 @@ def test_what_is_here_is_taken(hub: Hub, tmp_path: Path) -> None:
     folder.mkdir()
     for one in (path, folder, tmp_path):
         assert local_checkpoint(str(one)) == one
-    assert [is_gguf(one) for one in (path, folder, tmp_path, Path("x.GGUF"))] == [True, False, False, False]
+    assert [is_gguf(one) for one in (path, folder, tmp_path, Path("x.GGUF"))] == [True, False, False, True]
     assert not hub.asked
 
 

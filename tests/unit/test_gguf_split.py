@@ -27,6 +27,8 @@ def part(first: Path, number: int) -> Path:
 def test_names_of_parts(split: Path) -> None:
     assert split_files(split) == [part(split, i) for i in (1, 2, 3)]
     assert split_files(Path("a/b.gguf")) == [Path("a/b.gguf")]
+    capitals = [Path(f"B-0000{i}-of-00002.GGUF") for i in (1, 2)]
+    assert split_files(capitals[0]) == capitals
     for name in ("x-00001-of-00000.gguf", "x-1-of-3.gguf", "x-00001-of-00003.gguf.part"):
         assert split_files(Path(name)) == [Path(name)]
     assert len(read_keys(split).tensors) == 11

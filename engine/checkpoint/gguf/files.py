@@ -17,9 +17,8 @@ from slipstream.engine.checkpoint.gguf.matrices import PLAIN, Matrix, check_kind
 from slipstream.engine.checkpoint.gguf.model_config import generation_config, model_config
 from slipstream.engine.checkpoint.gguf.names import Recipe, names_in_file, recipes
 from slipstream.engine.errors import LoadError
-from slipstream.engine.naming import GGUF
 
-SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 
 
 def read_keys(path: Path) -> Keys:
@@ -41,7 +40,7 @@ def split_files(path: Path) -> list[Path]:
     if match is None or not int(match[3]):
         return [path]
     stem, n_files = match[1], int(match[3])
-    return [path.with_name(f"{stem}-{i + 1:05}-of-{n_files:05}{GGUF}") for i in range(n_files)]
+    return [path.with_name(f"{stem}-{i + 1:05}-of-{n_files:05}{path.suffix}") for i in range(n_files)]
 
 
 def _all_tensors(first: Header) -> dict[str, Stored]:

@@ -120,7 +120,7 @@ def _taken(
 
     weights = [file for file in listed if "/" not in file and file.endswith(".safetensors")]
     pickled = [file for file in listed if "/" not in file and file.endswith(PICKLED)]
-    if wanted is None and (weights or not any(file.endswith(GGUF) for file in listed)):
+    if wanted is None and (weights or not any(file.lower().endswith(GGUF) for file in listed)):
         if pickled and not weights:
             raise LoadError(f"{repository}: {pickled[0]}: {ONLY_SAFETENSORS}")
         folder = snapshot_download(
@@ -152,7 +152,7 @@ def chosen_file(repository: str, wanted: str | None, listed: Sequence[str]) -> s
     models = [
         file
         for file in sorted(listed)
-        if file.endswith(GGUF)
+        if file.lower().endswith(GGUF)
         and not NO_MODELS.search(_stem(Path(file)))
         and split_files(Path(file))[0] == Path(file)
     ]
