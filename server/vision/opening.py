@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -39,15 +40,20 @@ FAMILIES = {
 }
 
 
+_OF_IMAGES = (
+    *("image_max_tokens", "image_cache", "image_limit", "image_pixels", "image_timeout"),
+    *("allow_remote_images", "remote_image_hosts", "media_path"),
+)
+
+
 def open_vision(path: Path, dtype: torch.dtype, device: torch.device, settings: Settings) -> Vision | None:
     """What sees images for the checkpoint at `path`, with a thread of its own until it is closed; None: nothing does.
 
     dtype: of its weights and of the rows that it gives. Raises `LoadError` naming the file, tensor or setting.
     """
-    if not settings.vision:
-        return None
-    family = family_of(path)
+    family = family_of(path) if settings.vision else None
     if family is None:
+        _warn_of_idle(settings)
         return None
     from slipstream.server.vision import tower
 
@@ -58,6 +64,17 @@ def open_vision(path: Path, dtype: torch.dtype, device: torch.device, settings: 
     parts = Parts(path, config, model, added_tokens(path), most, dtype, device)
     log.info("image tower loaded model_type=%s n_bytes=%d", config.model_type, n_bytes)
     return Watching(family(parts), settings.image_cache << 20)
+
+
+def _warn_of_idle(settings: Settings) -> None:
+    """Log which settings of images a model that sees none has been given."""
+    idle = [
+        f"--{one.name.replace('_', '-')}"
+        for one in fields(settings)
+        if one.name in _OF_IMAGES and getattr(settings, one.name) != one.default
+    ]
+    if idle:
+        log.warning("without effect, as the model sees no images: %s", ", ".join(idle))
 
 
 def vision_bytes(path: Path, dtype: torch.dtype) -> int:

@@ -355,6 +355,9 @@ def test_checkpoints_that_see_nothing(
     assert tried(other) == ["images are not seen: models of type glm4v are served for text alone"]
     assert tried(tmp_path / "model.gguf") == ["images are not seen: a GGUF file holds a language model alone"]
     assert tried(qwen, vision=False) == []
+    idle = "without effect, as the model sees no images: --image-limit, --media-path"
+    assert tried(text, image_limit=2, media_path="/")[1:] == [idle]
+    assert tried(qwen, vision=False, image_limit=2, media_path="/") == [idle]
 
 
 def test_the_language_model_is_not_allocated(folder: Folder, opened: Open) -> None:
