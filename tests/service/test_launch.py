@@ -19,7 +19,7 @@ from slipstream.engine.frames import frame_sizes
 from slipstream.engine.models.reading.config import read_config
 from slipstream.engine.service.start import capture
 from slipstream.engine.service.start.drafters import drafter_types
-from slipstream.engine.service.start.launch import launch
+from slipstream.engine.service.start.launch import _target_checkpoint, launch
 from slipstream.engine.service.start.sizes import Checkpoint, Memory, context
 from slipstream.engine.settings import Settings
 from tests.checkpoints import tiny_checkpoint
@@ -47,6 +47,23 @@ TARGET, DRAFT = str(DEMO / "target"), str(DEMO / "draft")
 def test_types(spec_type: str, draft: str | None, expected: tuple[str, ...]) -> None:
     settings = Settings(model=TARGET, spec_type=spec_type, model_draft=draft)
     assert drafter_types(settings, None if draft is None else "draft-model") == expected
+
+
+def test_limits_of_drafts_beside_no_drafter_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    drafting = Settings(model=TARGET, draft_max=8, draft_min=2)
+    drafter_types(drafting, None)
+    drafter_types(Settings(model=TARGET, spec_type="none"), None)
+    assert caplog.messages == []
+    drafter_types(replace(drafting, spec_type="none"), None)
+    assert caplog.messages == [
+        "without effect, as nothing is drafted (--spec-type): --draft-max, --draft-min"
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float16"])
+def test_float16_on_a_cpu_is_logged_as_inexact(dtype: str, caplog: pytest.LogCaptureFixture) -> None:
+    _target_checkpoint(Settings(model=TARGET, device="cpu", dtype=dtype))
+    assert ("text may depend on drafts" in caplog.text) == (dtype == "float16")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,7 +13,9 @@ from slipstream.engine.settings import Settings
 from slipstream.engine.speculate.acceptance import is_synthetic
 from slipstream.engine.speculate.registry import BY_NAME, DRAFTERS, Row, setting_names
 
+log = logging.getLogger(__name__)
 _DEFAULTS = Settings()
+_OF_ANY = ("spec_order", "draft_max", "draft_min")  # settings that any drafter uses
 
 
 def drafter_types(settings: Settings, network: str | None, *, overlaps: bool = False) -> tuple[str, ...]:
@@ -28,6 +31,9 @@ def drafter_types(settings: Settings, network: str | None, *, overlaps: bool = F
     if settings.model_draft is not None and network not in names:
         raise SettingError("model_draft", settings.model_draft, f"has no use without {network} (--spec-type)")
     _check_uses(settings, names)
+    if not names and (idle := _changed(settings, _OF_ANY)):
+        # Not refused, as scripts for llama-server have them whatever is drafted.
+        log.warning("without effect, as nothing is drafted (--spec-type): %s", ", ".join(idle))
     if settings.draft_min > settings.draft_max:
         raise SettingError("draft_min", settings.draft_min, f"is more than --draft-max {settings.draft_max}")
     return names
@@ -80,6 +86,11 @@ def _check_uses(settings: Settings, loaded: Sequence[str]) -> None:
     size = settings.spec_shared_history_size
     if settings.spec_shared_history == "off" and size != _DEFAULTS.spec_shared_history_size:
         raise SettingError("spec_shared_history_size", size, "has no use without --spec-shared-history")
+
+
+def _changed(settings: Settings, names: Sequence[str]) -> list[str]:
+    """The flags of those of these settings that have not their default."""
+    return [_flags([name]) for name in names if getattr(settings, name) != getattr(_DEFAULTS, name)]
 
 
 def _flags(names: Sequence[str]) -> str:

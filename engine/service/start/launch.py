@@ -143,6 +143,8 @@ def _target_checkpoint(settings: Settings) -> Checkpoint:
     if not settings.model:
         raise SettingError("model", "''", "a model folder or hub name is needed")
     found = _checkpoint(settings.model, settings.device, settings.dtype)
+    if found.device.type == "cpu" and found.dtype is torch.float16:
+        log.warning("--dtype float16 on a CPU: text may depend on drafts and load; auto is exact")
     return replace(found, n_ranks=settings.tensor_parallel_size)
 
 
