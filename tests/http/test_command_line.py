@@ -248,6 +248,7 @@ def test_bash_offers_all_subcommands() -> None:
 def test_every_flag_is_in_every_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert ended("completion", shell) == 0
     text = capsys.readouterr().out
+    assert ("-l config -r -d 'TOML" if shell == "fish" else " --config ") in text
     for command in SUBCOMMANDS.values():
         for flag in (flag for option in command.options for flag in option.flags):
             if shell != "fish":
