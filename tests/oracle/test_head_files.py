@@ -212,6 +212,7 @@ FLASH: Case = (load_dflash, made.dflash(1, n_layers=2, n_taps=3), made.DFLASH_CO
 SPARK: Case = (load_dspark, made.dspark(1, n_layers=2, n_taps=2, rank=8), made.DSPARK_CONFIG)
 MTP: Case = (load_mtp, made.mtp_deepseek("model.layers.6.", 1, head_norms=True, d_head=32), None)
 QWEN_MTP: Case = (load_mtp, made.mtp_qwen(1, d_head=32), None)
+KEYS, MARKOV = "layers.0.self_attn.k_proj.weight", "markov_head.markov_w1.weight"
 ONE = {"x": torch.ones(1)}
 
 
@@ -246,6 +247,15 @@ ONE = {"x": torch.ones(1)}
         (MTP, "", {"model.mtp.layers.0.eh_proj.weight": torch.ones(1)}, UnsupportedModel, "one kind"),
         (MTP, "", QWEN_MTP[1], UnsupportedModel, "not of one kind"),
         (QWEN_MTP, "", {"mtp.layers.1.x": torch.ones(1)}, CheckpointMismatch, r"unused: mtp\.layers\.1\.x"),
+        (
+            EAGLE,
+            "",
+            {"fc.weight": torch.tensor(1.0)},
+            LoadError,
+            r"fc\.weight has shape \[\], .* not a matrix",
+        ),
+        (FLASH, "", {KEYS: torch.ones(0, 64)}, LoadError, r"k_proj\.weight has shape \[0, 64\]"),
+        (SPARK, "", {MARKOV: torch.ones(1, 384, 8)}, LoadError, r"markov_w1\.weight has shape \[1, 384, 8\]"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused_by_name(

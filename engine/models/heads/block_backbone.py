@@ -35,6 +35,7 @@ from slipstream.engine.models.heads.draft_parts import (
     load_any_linear,
     load_draft_block,
     load_draft_ends,
+    matrix_shape,
     read_plan,
     refuse_tensors,
 )
@@ -156,7 +157,7 @@ def load_block_draft(weights: Weights, target: Network, n_ctx: int, taps: Sequen
     fields = read_documents(weights.folder)[0]
     refuse_variants(weights, fields)
     inner = fields.child("transformer_layer_config") if fields.has("speculators_model_type") else fields
-    d_model = weights.shape("fc.weight")[0]
+    d_model = matrix_shape(weights, "fc.weight")[0]
     block_size = holder(fields, "block_size").count("block_size")
     if block_size > MOST_ROWS:
         raise UnsupportedModel(f"{fields.where}: block_size = {block_size} is more than {MOST_ROWS}")

@@ -76,7 +76,8 @@ def read_plan(
     refuse_unsupported(fields, target.config.heeded)
     refuse_sliding_window(without_recurrent_layers(fields))
     name, n_heads = f"{block}.self_attn.q_proj.weight", fields.count("num_attention_heads")
-    d_q = weights.shape(f"{block}.self_attn.o_proj.weight")[-1]  # q_proj has more rows where there is a gate
+    # q_proj has more rows where there is a gate.
+    d_q = matrix_shape(weights, f"{block}.self_attn.o_proj.weight")[1]
     if d_q % n_heads:
         raise LoadError(f"{weights.folder}: tensor {name} has {d_q} rows for {n_heads} query heads")
     rope = read_rope(fields, d_q // n_heads)
@@ -122,6 +123,14 @@ def refuse_tensors(weights: Weights, foreign: Mapping[str, str], prefix: str = "
                 raise UnsupportedModel(f"{weights.folder}: tensor {name}: {what}, which is not supported")
 
 
+def matrix_shape(weights: Weights, name: str) -> tuple[int, int]:
+    """Rows and columns of a tensor as stored. Raises `LoadError` if it is not there, or no matrix."""
+    shape = weights.shape(name)
+    if len(shape) != 2 or 0 in shape:
+        raise LoadError(f"{weights.folder}: tensor {name} has shape {list(shape)}, which is not a matrix's")
+    return shape[0], shape[1]
+
+
 def load_draft_attention(weights: Weights, block: str, plan: BlockPlan, d_in: int) -> Attention:
     """The attention of the block whose tensors start with `block`, reading rows of width d_in.
 
@@ -129,7 +138,7 @@ def load_draft_attention(weights: Weights, block: str, plan: BlockPlan, d_in: in
     `LoadError` or `UnsupportedModel` naming the tensor that does not fit.
     """
     name, d_head = f"{block}.self_attn", plan.d_head
-    d_kv = weights.shape(f"{name}.k_proj.weight")[0]
+    d_q, d_kv = (matrix_shape(weights, f"{name}.{part}_proj.weight")[0] for part in "qk")
     if d_kv % d_head or plan.n_heads % (d_kv // d_head):
         raise LoadError(
             f"{weights.folder}: tensor {name}.k_proj.weight has {d_kv} rows, which do not serve"
@@ -146,7 +155,7 @@ def load_draft_attention(weights: Weights, block: str, plan: BlockPlan, d_in: in
         qkv_bias=f"{name}.q_proj.bias" in weights,
         out_bias=f"{name}.o_proj.bias" in weights,
         head_norm=plan.norm if has_norms else None,
-        gate="element" if weights.shape(f"{name}.q_proj.weight")[0] == 2 * plan.n_heads * d_head else None,
+        gate="element" if d_q == 2 * plan.n_heads * d_head else None,
     )
     return spec.load(weights, block, {plan.rope: plan.table})
 
@@ -181,7 +190,7 @@ def load_draft_ffn(weights: Weights, name: str, plan: BlockPlan, moe: MoESpec | 
     if moe is not None:
         return moe.load(weights, name)
     gate = f"{name}.gate_proj"
-    d_ffn = weights.shape(f"{gate}.weight")[0]
+    d_ffn = matrix_shape(weights, f"{gate}.weight")[0]
     return MLPSpec(plan.d_model, d_ffn, bias=f"{gate}.bias" in weights).load(weights, name)
 
 
@@ -241,7 +250,7 @@ def load_draft_head(weights: Weights, name: str, d_model: int, target: Network) 
                 f" where the draft's has {d_model}"
             )
         return target.whole_head()
-    n_rows = weights.shape(name)[0]
+    n_rows = matrix_shape(weights, name)[0]
     token_ids = read_draft_ids(weights, name, n_rows, target)  # [n_rows] int64 on the CPU
     matrix = weights.take(name, [n_rows, d_model])
     if "d2t" not in weights:
@@ -293,7 +302,7 @@ def load_draft_embedding(weights: Weights, name: str, d_model: int, target: Netw
                 f" where the draft's needs {d_model}"
             )
         return shared
-    shape = weights.shape(tensor)
+    shape = matrix_shape(weights, tensor)
     if shape == tuple(shared.weight.shape) and weights.drop_copy(tensor, shared.weight):
         return shared
     if shape[0] < target.vocab_size:
@@ -320,7 +329,7 @@ def listed_taps(*keys: tuple[Fields, str, int]) -> tuple[int, ...] | None:
 
 def fusion_width(weights: Weights, n_taps: int, target: Network) -> int:
     """What the matrix `fc` reads. Raises `DraftMismatch` if it is made for another number of streams or width."""
-    d_target, d_in = target.config.d_model, weights.shape("fc.weight")[-1]
+    d_target, d_in = target.config.d_model, matrix_shape(weights, "fc.weight")[1]
     if d_in != n_taps * d_target:
         raise DraftMismatch(
             f"{weights.folder}: tensor fc.weight reads {d_in} numbers,"

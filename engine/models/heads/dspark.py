@@ -19,7 +19,12 @@ from slipstream.engine.errors import LoadError
 from slipstream.engine.layers.decoder import AnyHead, logits_of
 from slipstream.engine.layers.embed import Embedding
 from slipstream.engine.models.heads.block_backbone import BlockDraft, load_block_draft
-from slipstream.engine.models.heads.draft_parts import load_any_linear, load_draft_head, refuse_tensors
+from slipstream.engine.models.heads.draft_parts import (
+    load_any_linear,
+    load_draft_head,
+    matrix_shape,
+    refuse_tensors,
+)
 from slipstream.engine.models.heads.head_choices import NO_CHOICE, HeadChoices
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.documents import read_documents
@@ -90,7 +95,7 @@ def load_dspark(path: Path | str, target: Network, n_ctx: int, choices: HeadChoi
     if config.text("markov_head_type", "vanilla") != "vanilla":
         raise config.refuse("markov_head_type", "only vanilla is supported")
     block = load_block_draft(weights, target, n_ctx, choices.taps)
-    n_rows, rank = weights.shape(MARKOV)
+    n_rows, rank = matrix_shape(weights, MARKOV)
     weights.shape(f"{BIAS}.weight")  # it has to be there: no other head stands in for it
     if n_rows < target.vocab_size:
         raise LoadError(f"{weights.folder}: tensor {MARKOV} has {n_rows} rows for {target.vocab_size} tokens")
@@ -112,7 +117,7 @@ def load_confidence(weights: Weights, d_model: int, rank: int) -> Confidence | N
     name = "confidence_head.proj"
     if f"{name}.weight" not in weights:
         return None
-    d_in = weights.shape(f"{name}.weight")[-1]
+    d_in = matrix_shape(weights, f"{name}.weight")[1]
     if d_in not in (d_model, d_model + rank):
         raise LoadError(
             f"{weights.folder}: tensor {name}.weight reads {d_in} numbers, neither {d_model} nor {d_model + rank}"

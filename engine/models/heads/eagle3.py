@@ -38,6 +38,7 @@ from slipstream.engine.models.heads.draft_parts import (
     load_draft_block,
     load_draft_ends,
     load_draft_ffn,
+    matrix_shape,
     read_plan,
     refuse_tensors,
 )
@@ -185,7 +186,7 @@ def load_eagle3(path: Path | str, target: Network, n_ctx: int, choices: HeadChoi
             raise nested.refuse(key, "not supported")
     inner = fields.child("transformer_layer_config") if layout == "speculators" else fields
     prefix = "midlayer" if "midlayer.self_attn.q_proj.weight" in weights else "layers.0"
-    d_model = weights.shape("fc.weight")[0]
+    d_model = matrix_shape(weights, "fc.weight")[0]
     plan = read_plan(inner, weights, prefix, d_model, n_ctx, target)
     given = resolve_taps(fields, target) if choices.taps is None else choices.taps
     resolved = check_taps(weights.folder, given, target)

@@ -10,6 +10,7 @@ import torch
 
 from slipstream.engine.checkpoint.weights import Weights, tensor_names
 from slipstream.engine.errors import SettingError
+from slipstream.engine.models.heads.draft_parts import matrix_shape
 from slipstream.engine.models.heads.head_choices import HeadChoices
 from slipstream.engine.models.network import Network
 from slipstream.engine.service.start.sizes import KV_DTYPES, Checkpoint
@@ -48,7 +49,7 @@ def head_token_bytes(source: DraftSource, target: Checkpoint, settings: Settings
     names = weights.names
     if source.path == target.path and source.kind.within is not None:
         names = source.kind.within(names, target.config.n_layers)
-    widths = [weights.shape(name)[0] for name in names if name.endswith(_KEYS)]
+    widths = [matrix_shape(weights, name)[0] for name in names if name.endswith(_KEYS)]
     return 2 * sum(widths) * (KV_DTYPES[settings.kv_cache_dtype] or target.dtype).itemsize
 
 
