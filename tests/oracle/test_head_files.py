@@ -246,6 +246,7 @@ ONE = {"x": torch.ones(1)}
         (MTP, "", {"model.layers.6.mlp.gate.weight": torch.ones(1)}, UnsupportedModel, "mixture of experts"),
         (MTP, "", {"model.mtp.layers.0.eh_proj.weight": torch.ones(1)}, UnsupportedModel, "one kind"),
         (MTP, "", QWEN_MTP[1], UnsupportedModel, "not of one kind"),
+        (MTP, "", {"model.layers.8.eh_proj.weight": torch.ones(64, 128)}, LoadError, r"has layers \[6, 8\]"),
         (QWEN_MTP, "", {"mtp.layers.1.x": torch.ones(1)}, CheckpointMismatch, r"unused: mtp\.layers\.1\.x"),
         (
             EAGLE,

@@ -232,7 +232,7 @@ def load_mtp(path: Path | str, target: Network, n_ctx: int, choices: HeadChoices
     weights = Weights(path, target.dtype, target.device, target.config.quantization)
     first = target.config.n_layers if is_whole_model(weights.names) else 0
     found = found_layers(weights.names, first)
-    check_layers(weights, [names for names, _ in found])
+    check_layers(weights, found)
     weights.leave(weights.names - mtp_tensors(weights.names, first))
     first_names = found[0][0]
     plan = plan_of(weights, first_names, target, n_ctx)
@@ -257,8 +257,13 @@ def load_mtp(path: Path | str, target: Network, n_ctx: int, choices: HeadChoices
     return mtp
 
 
-def check_layers(weights: Weights, found: Sequence[Names]) -> None:
-    """Raise `LoadError` or `UnsupportedModel` unless the folder holds at least one layer, all of one family."""
+def check_layers(weights: Weights, layers: Sequence[tuple[Names, int]]) -> None:
+    """Raise `LoadError` or `UnsupportedModel` unless the folder holds at least one layer, all of one family.
+
+    layers: as `found_layers` gives them. Where one between others has lost the matrix by which layers are known, those
+    behind it would guess in its place.
+    """
+    found, numbers = [names for names, _ in layers], [number for _, number in layers]
     if not found:
         known = ", ".join(f"{family.joint}.weight" for family in FAMILIES)
         raise LoadError(f"{weights.folder}: no MTP head here; none of its tensors is named {known}")
@@ -268,6 +273,8 @@ def check_layers(weights: Weights, found: Sequence[Names]) -> None:
         raise UnsupportedModel(
             f"{weights.folder}: {found[0].joint}.weight and {found[-1].joint}.weight are not of one kind"
         )
+    if numbers != list(range(numbers[0], numbers[0] + len(found))):
+        raise LoadError(f"{weights.folder}: has layers {numbers} of an MTP head, and none between")
 
 
 def plan_of(weights: Weights, names: Names, target: Network, n_ctx: int) -> BlockPlan:
