@@ -290,6 +290,7 @@ def test_tensors_that_do_not_fit_are_refused_by_name(
         (FLASH, {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         (FLASH, {"num_target_layers": 7}, "num_target_layers = 7, the target has 6"),
         (FLASH, {"causal": True}, "causal"),
+        (FLASH, {"block_size": 1}, "block_size = 1: must be a whole number of at least 2"),
         (
             FLASH,
             {"dflash_config": {"target_layer_ids": [0, 2, 4]}},

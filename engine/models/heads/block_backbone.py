@@ -158,7 +158,9 @@ def load_block_draft(weights: Weights, target: Network, n_ctx: int, taps: Sequen
     refuse_variants(weights, fields)
     inner = fields.child("transformer_layer_config") if fields.has("speculators_model_type") else fields
     d_model = matrix_shape(weights, "fc.weight")[0]
-    block_size = holder(fields, "block_size").count("block_size")
+    from_anchor = read_from_anchor(fields)
+    # The anchor alone, if its row predicts nothing, is no draft.
+    block_size = holder(fields, "block_size").count("block_size", least=1 if from_anchor else 2)
     if block_size > MOST_ROWS:
         raise UnsupportedModel(f"{fields.where}: block_size = {block_size} is more than {MOST_ROWS}")
     plan = read_plan(inner, weights, "layers.0", d_model, n_ctx + block_size, target)
@@ -176,7 +178,7 @@ def load_block_draft(weights: Weights, target: Network, n_ctx: int, taps: Sequen
         taps=resolved,
         block_size=block_size,
         mask_id=read_mask_id(fields, embedding),
-        from_anchor=read_from_anchor(fields),
+        from_anchor=from_anchor,
         embedding=embedding,
         fusion=load_any_linear(weights, "fc", fusion_width(weights, len(resolved), target), d_model),
         context_norm=load_norm(weights, "hidden_norm", d_model, plan.norm),
