@@ -125,6 +125,9 @@ class AttentionSpec:
     def load(self, weights: TensorSource, block: str, ropes: Ropes) -> Attention:
         """The attention of the block whose tensors start with `block`."""
         name = f"{block}.self_attn"
+        _, d_value = self.need.widths
+        if self.d_head % 2 or d_value % 2:
+            raise UnsupportedModel(f"{name}: head_dim = {self.d_head}, v_head_dim = {d_value}: must be even")
         if weights.device.type == "cuda" and self.d_head > WIDEST_ON_CUDA:
             raise UnsupportedModel(
                 f"{name}: heads of {self.d_head} values: attention on CUDA has at most {WIDEST_ON_CUDA};"
@@ -137,7 +140,6 @@ class AttentionSpec:
             )
             norms = HeadNorms(q=q, k=k, eps=self.head_norm.eps, values=self.norms_values)
         qkv, gate = self._projections(weights, name)
-        _, d_value = self.need.widths
         return Attention(
             qkv=qkv,
             out=load_linear(

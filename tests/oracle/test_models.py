@@ -167,6 +167,22 @@ def test_tensors_that_do_not_fit_are_refused(oracle: Callable[[str], Oracle], tm
         loaded(shape)
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("glm4_moe", {"head_dim": 17}, "head_dim = 17, v_head_dim = 17: must be even"),
+        ("qwen3_5", {"head_dim": 33}, "head_dim = 33, v_head_dim = 33: must be even"),
+        ("mimo_v2_flash", {"v_head_dim": 15}, "head_dim = 24, v_head_dim = 15: must be even"),
+    ],
+)
+def test_heads_of_odd_widths_are_refused(
+    tmp_path: Path, family: str, changes: dict[str, int], message: str
+) -> None:
+    """Of these families an even number of a head's values is rotated all the same."""
+    with pytest.raises(UnsupportedModel, match=message):
+        loaded(tiny_checkpoint(family, tmp_path, changes=changes))
+
+
 def test_redundant_head_of_a_tied_checkpoint(oracle: Callable[[str], Oracle], tmp_path: Path) -> None:
     folder, prompt, expected = oracle("qwen2")
 
