@@ -80,7 +80,7 @@ FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(llama.parts),
     "MiMoForCausalLM": Family(qwen2.parts),
     "MiMoV2FlashForCausalLM": Family(mimo_v2_flash.parts, mimo_v2_flash.UNDERSTOOD, mimo_v2_flash.DEFAULTS),
-    "Ministral3ForCausalLM": Family(llama.parts, mistral3.UNDERSTOOD),
+    "Ministral3ForCausalLM": Family(llama.parts, mistral3.UNDERSTOOD, dialect=mistral3.known_text),
     "Mistral3ForConditionalGeneration": Family(llama.parts, mistral3.UNDERSTOOD, dialect=mistral3.known_text),
     "MistralForCausalLM": Family(llama.parts, WINDOWS),
     "Qwen2_5_VLForConditionalGeneration": Family(

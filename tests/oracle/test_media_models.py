@@ -259,5 +259,17 @@ def test_what_does_not_fit_is_refused(oracle: Callable[[str], Oracle], tmp_path:
         loaded(changed("mistral3", model_type="llama"))
     with pytest.raises(UnsupportedModel, match="rope_parameters"):
         loaded(changed("mistral3 of ministral3", rope_parameters=None))
+    with pytest.raises(UnsupportedModel, match="rope_parameters"):
+        loaded(with_config(oracle("ministral3")[0], tmp_path / "ministral3", rope_parameters=None))
     with pytest.raises(UnsupportedModel, match="num_experts"):
         loaded(changed("qwen3_vl", num_experts=8))
+
+
+@pytest.mark.parametrize("family", ["mistral3", "mistral3 of ministral3", "ministral3"])
+def test_an_epsilon_that_is_left_out_is_what_transformers_assumes(
+    oracle: Callable[[str], Oracle], family: str, tmp_path: Path
+) -> None:
+    config = config_of(oracle(family)[0])
+    config.get("text_config", config)["rms_norm_eps"] = None
+    copy = rewritten(oracle(family)[0], tmp_path / "copy", config, {})
+    assert read_model(copy).norm_eps == (1e-6 if family == "mistral3" else 1e-5)

@@ -230,9 +230,15 @@ def test_kinds_of_layers_are_known_names_for_each(tmp_path: Path, name: str, key
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [
+        ("DeepSeek-V3", "n_group", 8),
+        ("DeepSeek-V3", "routed_scaling_factor", 2.5),
+        ("DeepSeek-V3", "topk_group", 4),
         ("GLM-4.5", "rms_norm_eps", 1e-5),
         ("GLM-4.7-Flash", "rms_norm_eps", 1e-5),
         ("GLM-4.7-Flash", "routed_scaling_factor", 1.8),
+        ("Kimi-Linear-48B-A3B", "rms_norm_eps", 1e-5),
+        ("Kimi-Linear-48B-A3B", "routed_scaling_factor", 2.446),
+        ("MiMo-V2-Flash", "rope_theta", 5e6),
         ("Qwen2.5-7B", "max_window_layers", 28),
         ("Qwen2.5-VL-7B", "max_window_layers", 80),
         ("Qwen3-8B", "max_window_layers", 28),

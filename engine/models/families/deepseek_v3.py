@@ -16,7 +16,13 @@ from slipstream.engine.models.reading.config import ModelConfig
 UNDERSTOOD = ("n_routed_experts", "num_local_experts", "num_experts")  # keys that other families must refuse
 # What transformers assumes of keys that are left out.
 V2_DEFAULTS: Mapping[str, Any] = {"first_k_dense_replace": 0, "rope_interleave": True}
-V3_DEFAULTS: Mapping[str, Any] = {"first_k_dense_replace": 3, "rope_interleave": True}
+V3_DEFAULTS: Mapping[str, Any] = {
+    "first_k_dense_replace": 3,
+    "n_group": 8,
+    "rope_interleave": True,
+    "routed_scaling_factor": 2.5,
+    "topk_group": 4,
+}
 GLM_DEFAULTS: Mapping[str, Any] = {
     "first_k_dense_replace": 1,
     "rms_norm_eps": 1e-5,

@@ -25,7 +25,13 @@ from slipstream.engine.models.reading.config import FULL, ModelConfig
 from slipstream.engine.models.reading.fields import Fields
 
 UNDERSTOOD = ("layer_types", "num_experts", "num_local_experts")  # keys that other families must refuse
-DEFAULTS: Mapping[str, Any] = {"num_experts": 256, "num_experts_per_token": 8}
+# What transformers assumes of keys that are left out.
+DEFAULTS: Mapping[str, Any] = {
+    "num_experts": 256,
+    "num_experts_per_token": 8,
+    "rms_norm_eps": 1e-5,
+    "routed_scaling_factor": 2.446,
+}
 LINEAR = "linear_attention"  # of `layer_types`
 # What released files call the keys of other families.
 RENAMED = {

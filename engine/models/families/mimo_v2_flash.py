@@ -22,7 +22,12 @@ from slipstream.engine.models.reading.rotation import read_rope
 
 UNDERSTOOD = ("layer_types", "n_routed_experts", "num_local_experts")  # keys that other families must refuse
 # What transformers assumes of keys that are left out.
-DEFAULTS: dict[str, Any] = {"n_shared_experts": 0, "partial_rotary_factor": 0.334, "rms_norm_eps": 1e-5}
+DEFAULTS: dict[str, Any] = {
+    "n_shared_experts": 0,
+    "partial_rotary_factor": 0.334,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5e6,
+}
 
 
 def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:

@@ -21,4 +21,4 @@ def known_text(fields: Fields) -> Fields:
         raise fields.refuse("rope_parameters", f"must be given with {KINDS[1]}")
     if kind == KINDS[0] and fields.child("rope_parameters").number(GROWTH, 0.0):
         raise fields.child("rope_parameters").refuse(GROWTH, f"must not be given with {KINDS[0]}")
-    return fields
+    return fields.over({"rms_norm_eps": 1e-5}) if kind == KINDS[1] else fields  # as transformers assumes
