@@ -15,7 +15,7 @@ from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from slipstream.engine.batch import Span
 from slipstream.engine.errors import CheckpointMismatch, LoadError, UnsupportedModel
-from tests.checkpoints import N_PROMPT, Oracle, edited, write_tokenizer
+from tests.checkpoints import N_PROMPT, Oracle, edited, with_config, write_tokenizer
 from tests.oracle.feeding import (
     Runner,
     compare_cuts,
@@ -124,6 +124,9 @@ def test_what_does_not_fit_is_refused(oracle: Callable[[str], Oracle], tmp_path:
         loaded(changed("2", linear_num_value_heads=3))
     with pytest.raises(UnsupportedModel, match="attn_output_gate"):
         loaded(changed("3", attn_output_gate=False))
+    experts = with_config(oracle("qwen3_5_moe")[0], tmp_path / "6", norm_topk_prob=False)
+    with pytest.raises(UnsupportedModel, match="norm_topk_prob = false: must be true"):
+        loaded(experts)
     with pytest.raises(LoadError, match=r"conv1d\.weight has shape"):
         loaded(changed("4", linear_conv_kernel_dim=5))
     name = "model.layers.0.linear_attn.A_log"

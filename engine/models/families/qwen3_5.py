@@ -38,7 +38,7 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int, *, grouped: bo
             d_model=config.d_model, need=read_state(config), eps=config.norm_eps, grouped=grouped
         ),
     }
-    ffns = read_feed_forwards(config)
+    ffns = read_feed_forwards(config, always_normed=not grouped)
     blocks = [BlockSpec(mixers[kind], ffn) for kind, ffn in zip(layer_kinds(config), ffns, strict=True)]
     return config.decoder(blocks, n_positions, vocab_size, norm)
 
@@ -57,14 +57,17 @@ def layer_kinds(config: ModelConfig) -> list[str]:
     return kinds
 
 
-def read_feed_forwards(config: ModelConfig) -> list[FeedForwardSpec]:
-    """Per layer, the dense part or experts with a shared expert. Raises `UnsupportedModel` naming key and value."""
+def read_feed_forwards(config: ModelConfig, *, always_normed: bool) -> list[FeedForwardSpec]:
+    """Per layer, the dense part or experts with a shared expert. Raises `UnsupportedModel` naming key and value.
+
+    always_normed: weights of experts sum to 1 whatever the config says.
+    """
     fields = config.fields
     if not fields.values.get("num_experts"):
         return [MLPSpec(config.d_model, config.d_ffn)] * config.n_layers
     d_shared = fields.count("shared_expert_intermediate_size")
     shared = SharedSpec(name="shared_expert", d_ffn=d_shared, gated=True)
-    return feed_forwards(config, read_experts(config, normed=True, shared=shared))
+    return feed_forwards(config, read_experts(config, normed=True, always=always_normed, shared=shared))
 
 
 def read_state(config: ModelConfig) -> Recurrent:

@@ -33,10 +33,8 @@ in_turns = sectioned([24, 20, 20], interleaved=True)  # Qwen3-VL
 
 def moe_parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
     """What a decoder of Qwen3-VL with experts is made of."""
-    experts = read_experts(config, normed=True)
-    if not experts.routing.normed:
-        raise config.fields.refuse("norm_topk_prob", "must be true, as transformers has it whatever it says")
-    attention, turned = config.attention(head_norm=config.norm), replace(experts, load_experts=load_turned)
+    turned = replace(read_experts(config, normed=True, always=True), load_experts=load_turned)
+    attention = config.attention(head_norm=config.norm)
     blocks = [BlockSpec(attention, ffn) for ffn in feed_forwards(config, turned)]
     return config.decoder(blocks, n_positions, vocab_size)
 

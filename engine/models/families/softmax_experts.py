@@ -9,19 +9,25 @@ from slipstream.engine.models.reading.config import ModelConfig
 from slipstream.kernels.moe.op import Routing
 
 
-def read_experts(config: ModelConfig, *, normed: bool, shared: SharedSpec | None = None) -> MoESpec:
+def read_experts(
+    config: ModelConfig, *, normed: bool, always: bool = False, shared: SharedSpec | None = None
+) -> MoESpec:
     """The mixture of experts. normed: whether weights sum to 1 if the config does not say.
 
-    Raises `UnsupportedModel` naming key and value.
+    always: they do in transformers whatever the config says, so that one that says otherwise, which vLLM obeys, is
+    refused. Raises `UnsupportedModel` naming key and value.
     """
     fields = config.fields
     of_all = "num_experts" if fields.has("num_experts") else "num_local_experts"
     n_experts, top_k = fields.experts(of_all, "num_experts_per_tok")
+    is_normed = fields.flag("norm_topk_prob", default=normed)
+    if always and not is_normed:
+        raise fields.refuse("norm_topk_prob", "must be true, as transformers has it whatever it says")
     return MoESpec(
         d_model=config.d_model,
         d_ffn=fields.count("moe_intermediate_size"),
         n_experts=n_experts,
-        routing=Routing(top_k=top_k, scores="softmax", normed=fields.flag("norm_topk_prob", default=normed)),
+        routing=Routing(top_k=top_k, scores="softmax", normed=is_normed),
         shared=shared,
     )
 
