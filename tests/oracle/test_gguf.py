@@ -315,6 +315,20 @@ def test_a_scale_of_nought_leaves_experts_as_they_are(
     assert same_parts(*paths)
 
 
+@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3"])
+def test_weights_of_experts_are_summed_to_1_only_where_a_file_says_so(
+    folder_for: Callable[[str], Path], tmp_path: Path, family: str
+) -> None:
+    """As in llama.cpp."""
+    contents = gguf_of(folder_for(family))
+    silent, refusing, asking = (
+        contents.with_keys({".expert_weights_norm": value}).write(tmp_path / f"{value}.gguf")
+        for value in (None, False, True)
+    )
+    assert same_parts(silent, refusing)
+    assert not same_parts(silent, asking)
+
+
 def test_latent_attention_in_older_files(tmp_path: Path) -> None:
     """Before keys and values of each head were apart, and before the file said how experts are scored."""
     folder = tiny_checkpoint("glm4_moe_lite", tmp_path / "folder")

@@ -158,19 +158,19 @@ def gpt_oss(keys: Keys) -> Config:
 def glm4_moe(keys: Keys) -> Config:
     refuse_other_gating(keys)
     return {
-        **routed_experts(keys, n_shared=1, normed=True),
+        **routed_experts(keys, n_shared=1),
         "use_qk_norm": "blk.0.attn_q_norm.weight" in keys.tensors,
     }
 
 
-def routed_experts(keys: Keys, *, n_shared: int, normed: bool) -> Config:
-    """Experts in groups beside shared ones. n_shared, normed: of a file that does not say."""
+def routed_experts(keys: Keys, *, n_shared: int) -> Config:
+    """Experts in groups beside shared ones. n_shared: of a file that does not say."""
     return {
         **experts(keys, "n_routed_experts"),
         "n_shared_experts": keys.count("expert_shared_count", n_shared),
         "first_k_dense_replace": keys.count("leading_dense_block_count", 0),
         "routed_scaling_factor": experts_scale(keys),
-        "norm_topk_prob": keys.flag("expert_weights_norm", default=normed),
+        "norm_topk_prob": keys.flag("expert_weights_norm", default=False),
         "n_group": max(1, keys.count("expert_group_count", 1)),
         "topk_group": max(1, keys.count("expert_group_used_count", 1)),
     }
@@ -190,7 +190,7 @@ def deepseek2(keys: Keys) -> Config:
             {"mscale": stretched, "mscale_all_dim": stretched} if stretched else {"attention_factor": 1.0}
         )
     return {
-        **routed_experts(keys, n_shared=0, normed=False),
+        **routed_experts(keys, n_shared=0),
         **latents(keys),
         "architectures": ["DeepseekV3ForCausalLM" if by_sigmoid else "DeepseekV2ForCausalLM"],
         "attention_bias": "blk.0.attn_kv_a_mqa.bias" in keys.tensors,
