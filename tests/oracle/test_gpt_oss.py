@@ -153,6 +153,7 @@ def test_what_does_not_fit_is_refused(oracle: Callable[[str], Oracle], tmp_path:
         "swiglu_alpha": -1.0,
         "layer_types": ["chunked_attention"] * 4,
         "hidden_act": "gelu",
+        "rope_parameters": None,
     }
     for key, value in wrong.items():
         with pytest.raises(UnsupportedModel, match=f"{key} = "):
