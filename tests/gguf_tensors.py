@@ -274,8 +274,8 @@ def without_clusters(config: Config, tensors: Tensors) -> Tensors:
 
 
 def full_heads(config: Config) -> Config:
-    """Gemma 4: the heads of layers without a window."""
-    found: Config = next(iter(config["per_layer_config"].values()))
+    """Gemma 4: the heads of layers without a window, those of the others where nothing is said of them."""
+    found: Config = next(iter(config["per_layer_config"].values()), config)
     return found
 
 

@@ -52,6 +52,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 32,
         },
     ),
+    "heads of one shape": ("gemma4", {"global_head_dim": 16}),
     "one of each is its own": ("gemma4", {"num_kv_shared_layers": 4, "use_double_wide_mlp": False}),
 }
 Get = Callable[[str], Oracle]

@@ -112,7 +112,7 @@ def read_heads(config: ModelConfig) -> tuple[int, int]:
     Raises `UnsupportedModel`.
     """
     fields, listed = config.fields, config.fields.child("per_layer_config")
-    if listed.values:
+    if fields.has("per_layer_config"):  # empty where full layers have the heads of the others
         found = set()
         for i, window in enumerate(config.windows):
             if window is None:
@@ -120,9 +120,9 @@ def read_heads(config: ModelConfig) -> tuple[int, int]:
                 own = listed.child(name) if name is not None else Fields({}, listed.where)
                 d_head = own.count("head_dim", config.d_head)
                 found.add((d_head, own.count("num_key_value_heads", config.n_kv_heads)))
-        if len(found) != 1:
+        if len(found) > 1:
             raise fields.refuse("per_layer_config", "must give all full layers heads of one shape")
-        return found.pop()
+        return found.pop() if found else (config.d_head, config.n_kv_heads)
     n_kv_heads = config.n_kv_heads
     if fields.flag("attention_k_eq_v", default=False):
         n_kv_heads = fields.count("num_global_key_value_heads", n_kv_heads)
