@@ -159,14 +159,18 @@ class ClusterEngine:
         ends_s = loop.time() + timeout_s
         while any(not one.is_over for one in self._streams) and loop.time() < ends_s:
             await asyncio.sleep(_DRAIN_S)
+        await self._stop_all()
 
     async def close(self) -> None:
         self._status = "draining"
         for task in self._leaving:
             task.cancel()
-        for stream in self._streams:
-            await stream.aclose()
+        await self._stop_all()
         await self.runs.close()
+
+    async def _stop_all(self) -> None:
+        for stream in self._streams:
+            await stream.stop(EngineStopped("the server is shutting down"))
 
     async def _asked(self, verb: str, *arguments: Any, **named: Any) -> Any:
         self._check_open()

@@ -8,6 +8,7 @@ nothing of how replicas are reached.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
@@ -101,6 +102,7 @@ class MovingStream:
         self._limit_s = request_timeout
         self._now = asyncio.get_running_loop().time
         self._ends_s = self._now() + request_timeout if request_timeout else None
+        self._timeout = asyncio.timeout(None)  # of the event that is awaited, or was last
         self._delivered = Delivered(self._now())
         self._run: Run | None = None  # None: between two runs
         self._lost_on: set[str] = set()
@@ -133,11 +135,11 @@ class MovingStream:
         if self._is_over:
             raise StopAsyncIteration
         try:
-            async with asyncio.timeout_at(self._ends_s):
+            async with asyncio.timeout_at(self._ends_s) as self._timeout:
                 event = await self._next()
         except TimeoutError:
             await self._leave()
-            event = Failed(TimedOut(self._limit_s))
+            event = Failed(self._problem or TimedOut(self._limit_s))
         except EngineError as error:
             event = Failed(error)
         self._is_over = isinstance(event, Done | Failed)
@@ -148,6 +150,13 @@ class MovingStream:
             self._is_finishing = True
         if self._run is not None:
             self._run.finish()
+
+    async def stop(self, error: EngineError) -> None:
+        """Stop the request wherever it is; what is read next is this error, if it is not finished."""
+        self._problem = error
+        await self._leave()
+        with contextlib.suppress(RuntimeError):  # nobody awaits an event
+            self._timeout.reschedule(self._now())
 
     async def aclose(self) -> None:
         """Stop the request wherever it is. That its replica is lost is as good."""

@@ -10,13 +10,21 @@ from functools import partial
 import pytest
 
 from slipstream.engine.api import Delta, Event, EventStream, Failed, Request, Sampling
-from slipstream.engine.errors import EngineError, InvalidRequest, Overloaded, ReplicasFailed, Unsupported
+from slipstream.engine.errors import (
+    EngineError,
+    EngineStopped,
+    InvalidRequest,
+    Overloaded,
+    ReplicasFailed,
+    Unsupported,
+)
 from slipstream.engine.service.run.thread import ThreadEngine
 from slipstream.engine.service.start.launch import launch
 from slipstream.engine.settings import Settings
 from slipstream.server.cluster import placement
 from slipstream.server.cluster.cluster_engine import ClusterEngine
 from slipstream.server.cluster.hosting import Host
+from tests.http import contract
 from tests.service.hosts import Died, Hosts, cluster
 from tests.service.test_emitted import TARGET
 from tests.service.test_moving_engines import N_REQUESTS, N_SAMPLE, hold_against, requests
@@ -227,3 +235,30 @@ async def test_what_is_asked_when_a_replica_dies_is_asked_again(
         n_died = -100
         with pytest.raises(Overloaded, match="no replica has answered in 8 tries"):
             await engine.detokenize([5])
+
+
+@pytest.mark.parametrize("check", contract.ENDINGS, ids=lambda check: check.__name__)
+async def test_it_ends_as_an_engine_does(check: contract.Check, engines: list[ThreadEngine]) -> None:
+    async with cluster(engines, MOST_MOVES) as (engine, hosts):
+        await check(engine)
+        for host in hosts.there.values():
+            await until_idle(host)
+
+
+async def test_what_still_runs_when_a_drain_is_over_fails(engines: list[ThreadEngine]) -> None:
+    """Also what has lost its replica, and waits for another."""
+    long = replace(ASK, max_tokens=400, sampling=Sampling(ignore_eos=True))
+    async with cluster(engines[:1], MOST_MOVES) as (engine, hosts):
+        unread = await engine.submit(long)
+        left = await engine.submit(replace(long, id="left"))
+        await anext(left)
+        ((name, host),) = hosts.there.items()
+        hosts.there.clear()
+        engine.runs.lose(name, "it stops", died=False)
+        reading = asyncio.create_task(read(left))
+        await until_idle(host)
+        async with asyncio.timeout(5):
+            await engine.drain(0.0)
+            for events in (await reading, await read(unread)):
+                assert isinstance(events[-1], Failed)
+                assert isinstance(events[-1].error, EngineStopped)
