@@ -61,9 +61,13 @@ def _run(call: Call) -> int:
     from slipstream.server.cluster.on_ray.application import application_of
 
     stop = threading.Event()
+    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN  # nohup says that it does not
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # for Ray's processes, which a terminal that is closed would end
     ray.init(address=call.own["ray_address"], log_to_driver=True, include_dashboard=call.own["dashboard"])
     # Only now, as Ray sets its own handlers, which end the process at once and all streams with it.
     _at_signals(signal.default_int_handler)
+    if hangs_up:
+        signal.signal(signal.SIGHUP, lambda *_: stop.set())
     try:
         serve.start(http_options=HTTPOptions(host=settings.host, port=settings.port, request_timeout_s=None))
         try:

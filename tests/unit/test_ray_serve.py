@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 import sys
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,21 +80,52 @@ class FailedRay:
         return SimpleNamespace(applications={ray_serve.NAME: SimpleNamespace(deployments=parts)})
 
 
+@pytest.fixture
+def as_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FailedRay], int]]:
+    """Runs the command with this in Ray's place; signals are then handled as before."""
+
+    def run(ray: FailedRay) -> int:
+        for name in ("ray", "ray.serve", "ray.serve.config", "slipstream.server.cluster.on_ray.application"):
+            monkeypatch.setitem(sys.modules, name, ray)
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+        for name in ("configure_logs", "preset"):
+            monkeypatch.setattr(ray_serve, name, lambda *given: None)
+        return RAY_SERVE.run(parsed(RAY_SERVE, MODEL, {}))
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    yield run
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 def test_replicas_that_do_not_start_end_it_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch,
+    as_ray: Callable[[FailedRay], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ray = FailedRay()
-    for name in ("ray", "ray.serve", "ray.serve.config", "slipstream.server.cluster.on_ray.application"):
-        monkeypatch.setitem(sys.modules, name, ray)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    for name in ("configure_logs", "preset"):
-        monkeypatch.setattr(ray_serve, name, lambda *given: None)
     told: list[str] = []
     monkeypatch.setattr(ray_serve.log, "error", lambda event, reason: told.append(reason))
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        assert RAY_SERVE.run(parsed(RAY_SERVE, MODEL, {})) == 3
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    assert as_ray(FailedRay()) == 3
     assert told == ["replica: LoadError: /m: no such folder"]
+
+
+class HungUpRay(FailedRay):
+    """Ray whose terminal is closed while replicas start."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def init(self, **named: Any) -> None:
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, "as Ray's processes inherit it"
+
+    def run(self, *given: Any, **named: Any) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        self.calls.append("run")
+
+    def delete(self, name: str) -> None:
+        self.calls.append(f"delete {name}")
+
+
+def test_a_closed_terminal_drains(as_ray: Callable[[FailedRay], int]) -> None:
+    ray = HungUpRay()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    assert as_ray(ray) == 0
+    assert ray.calls == ["run", "delete slipstream"]
