@@ -30,6 +30,14 @@ _ELSEWHERE = {
     "slot_save_path": "slots belong to replicas, and are not saved",
 }
 
+# Arguments that mean nothing in a file of Ray's, each with what does instead.
+_OF_RAY = {
+    "host": "http_options of the file say where Ray's proxies listen",
+    "port": "http_options of the file say where Ray's proxies listen",
+    "ray-address": "the file is for the cluster that it is given to",
+    "dashboard": "the file is for a cluster that runs, with or without one",
+}
+
 # Ray reads these alone, in all its processes; on a cluster that runs already its own hold. Without them a request
 # crosses some threads and a process more.
 _FAST = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0"}
@@ -62,7 +70,9 @@ def _run(call: Call) -> int:
 
     stop = threading.Event()
     hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN  # nohup says that it does not
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # for Ray's processes, which a terminal that is closed would end
+    signal.signal(
+        signal.SIGHUP, signal.SIG_IGN
+    )  # for Ray's processes, which a terminal that is closed would end
     ray.init(address=call.own["ray_address"], log_to_driver=True, include_dashboard=call.own["dashboard"])
     # Only now, as Ray sets its own handlers, which end the process at once and all streams with it.
     _at_signals(signal.default_int_handler)
@@ -176,13 +186,20 @@ RAY_SERVE = Subcommand(
 
 
 def call_of(arguments: Mapping[str, Any]) -> Call:
-    """The call that named arguments mean, as in a file of Ray's. Raises ValueError."""
-    words = []
+    """The call that named arguments mean, as in a file of Ray's; those without a value are left out. Raises ValueError.
+
+    Its host is every interface: where Ray's proxies listen is not known here, so any host name may be theirs.
+    """
+    words = ["--host=0.0.0.0"]
     for name, value in arguments.items():
         flag = name.replace("_", "-")
+        if flag in _OF_RAY:
+            raise ValueError(f"args of the application: {name}: {_OF_RAY[flag]}")
+        if isinstance(value, list | dict):
+            raise ValueError(f"args of the application: {name}: must be text, a number, true or false")
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
+        elif value is not None:
             words.append(f"--{flag}={value}")
     try:
         call = parsed(RAY_SERVE, words, {})

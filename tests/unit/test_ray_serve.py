@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from slipstream.server.command import ray_serve
 from slipstream.server.command.ray_serve import RAY_SERVE, call_of
 from slipstream.server.command.subcommand import parsed
+from slipstream.server.http.app import create_app
+from tests.http.fake import FakeEngine
 
 MODEL = ("-m", "folder")
 
@@ -23,7 +26,7 @@ def test_arguments_of_a_file_are_those_of_the_command() -> None:
     call = call_of({"model": "folder", "replicas": 4, "max_replicas": 8, "ctx_size": 4096, "slots": False})
     assert (call.settings.model, call.settings.ctx_size, call.settings.slots) == ("folder", 4096, False)
     words = [*MODEL, "--replicas", "4", "--max-replicas", "8", "--ctx-size", "4096", "--no-slots"]
-    line = parsed(RAY_SERVE, words, {})
+    line = parsed(RAY_SERVE, ["--host", "0.0.0.0", *words], {})
     assert (line.settings, line.own) == (call.settings, call.own)
     assert (call.own["ingresses"], call.own["max_moves"], call.own["replica_cpus"]) == (1, 3, None)
 
@@ -35,7 +38,6 @@ def test_arguments_of_a_file_are_those_of_the_command() -> None:
         ({"model": "folder", "replicas": 0}, "whole number of at least 1"),
         ({"model": "folder", "replicas": 4, "max_replicas": 2}, "--max-replicas 2: less than --replicas 4"),
         ({"model": "folder", "slot_save_path": "/tmp"}, "--slot-save-path /tmp: slots belong to replicas"),
-        ({"model": "folder", "host": "/run/slipstream.sock"}, "TCP ports alone"),
         ({"model": "folder", "replica_cpus": "many"}, "--replica-cpus"),
         ({"replicas": 2}, "--model is needed"),
     ],
@@ -46,6 +48,41 @@ def test_what_means_nothing_is_refused(
     with pytest.raises(ValueError, match="args of the application"):
         call_of(arguments)
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ({"host": "0.0.0.0"}, "host: http_options"),
+        ({"port": 8001}, "port: http_options"),
+        ({"ray_address": "auto"}, "ray_address: the file"),
+        ({"dashboard": False}, "dashboard: the file"),
+        ({"api_key": ["one", "two"]}, "api_key: must be text, a number, true or false"),
+    ],
+)
+def test_what_a_file_cannot_say_is_refused(argument: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=f"args of the application: {words}"):
+        call_of({"model": "folder", **argument})
+
+
+def test_arguments_without_a_value_are_left_out() -> None:
+    absent = call_of({"model": "folder", "max_replicas": None, "api_key": None, "slots": None})
+    plain = call_of({"model": "folder"})
+    assert (absent.settings, absent.own) == (plain.settings, plain.own)
+
+
+def test_a_unix_socket_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        ray_serve.refuse(parsed(RAY_SERVE, [*MODEL, "--host", "/run/slipstream.sock"], {}))
+    assert "--host /run/slipstream.sock: Ray's proxies listen on TCP ports alone" in capsys.readouterr().err
+
+
+async def test_a_files_application_answers_to_any_host_name() -> None:
+    """Services of Kubernetes have names of their own."""
+    app = create_app(FakeEngine(), call_of({"model": "folder"}).settings)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://slipstream-serve-svc:8000") as client:
+        assert (await client.get("/health")).status_code == 200
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is here")
