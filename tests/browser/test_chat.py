@@ -306,6 +306,28 @@ def test_broken_chats_are_not_imported(page: Any, tmp_path: Path, broken: dict[s
         expect(page.locator(".question > pre")).to_have_text("hello")
 
 
+# What is put is taken back as the transaction ends, as on a full disk.
+TAKEN_BACK = """() => {
+    const { put } = IDBObjectStore.prototype
+    IDBObjectStore.prototype.put = function (value) {
+        const request = put.call(this, value)
+        this.add(value)
+        return request
+    }
+}"""
+
+
+def test_an_import_that_is_not_kept_says_so(page: Any, tmp_path: Path) -> None:
+    file = tmp_path / "chats.json"
+    chat = {"id": "c", "title": "whole", "changed": 5, "leaf": "q", "nodes": [QUESTION]}
+    file.write_text(json.dumps({"format": "slipstream-conversations", "version": 1, "conversations": [chat]}))
+    with served() as server:
+        opened(page, server)
+        page.evaluate(TAKEN_BACK)
+        page.set_input_files("#import-file", file)
+        expect(page.locator("#history [role=status]")).to_contain_text("Key already exists")
+
+
 def test_a_title_ends_with_a_whole_character(page: Any) -> None:
     with served() as server:
         opened(page, server)

@@ -143,6 +143,26 @@ def test_a_draft_outlives_a_reload(page: Any) -> None:
         expect(page.locator("#prompt")).to_have_value("not sent yet")
 
 
+REFUSED = "localStorage", "sessionStorage", "indexedDB"
+
+
+def test_a_browser_that_keeps_nothing(page: Any) -> None:
+    """As without cookies; a key and settings hold until the page is left."""
+    page.add_init_script(
+        f"""for (const name of {list(REFUSED)})
+            Object.defineProperty(window, name, {{ get() {{ throw new DOMException("no", "SecurityError") }} }})"""
+    )
+    with served(api_key="mine") as server:
+        page.goto(server.url)
+        page.fill("#key", "mine")
+        page.press("#key", "Tab")
+        page.wait_for_selector("#send:not([disabled])")
+        page.fill("#temperature", "0.5")
+        ask(page, "hello")
+        assert server.engine.requests[-1].sampling.temperature == 0.5
+        expect(page.locator("#history .note").first).to_contain_text("keeps no chats")
+
+
 def test_a_message_outlives_a_reload_while_it_is_answered(page: Any) -> None:
     with served(FakeEngine(script=lambda request: words(request, delay_s=0.3))) as server:
         opened(page, server)

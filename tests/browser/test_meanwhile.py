@@ -123,6 +123,45 @@ def test_two_tabs_add_to_one_chat(page: Any) -> None:
         expect(page.locator(".question > pre")).to_have_text(["first", "from here"])
 
 
+def test_a_tab_lists_what_another_keeps_and_deletes(page: Any) -> None:
+    with served() as server:
+        opened(page, server)
+        other = page.context.new_page()
+        opened(other, server)
+        ask(other, "first")
+        expect(page.locator("#chats a")).to_have_text(["first"])
+        page.click("[aria-label='Delete first']")
+        expect(other.locator("#chats a")).to_have_count(0)
+
+
+def test_of_two_chats_the_one_chosen_last_is_shown(page: Any) -> None:
+    with served() as server:
+        opened(page, server)
+        for text in ("first", "second", "third"):
+            ask(page, text)
+            page.click("#new")
+        page.evaluate(SLOW)
+        page.click("#chats a:text-is('first')")
+        page.click("#chats a:text-is('second')")
+        page.wait_for_function("() => window.isRead")
+        expect(page.locator(".question > pre")).to_have_text(["second"])
+
+
+# The next chat that is read comes late.
+SLOW = """() => {
+    const { get } = IDBObjectStore.prototype
+    IDBObjectStore.prototype.get = function (...given) {
+        IDBObjectStore.prototype.get = get
+        const complete = ({ target }) => setTimeout(() => {
+            target.dispatchEvent(new Event("complete"))
+            setTimeout(() => { window.isRead = true })
+        }, 500)
+        const hold = event => { event.stopImmediatePropagation(); complete(event) }
+        this.transaction.addEventListener("complete", hold, { once: true })
+        return get.apply(this, given)
+    }
+}"""
+
 # Whether a message is in the database.
 KEPT = """text => new Promise(found => {
     const opening = indexedDB.open("slipstream", 1)

@@ -4,30 +4,10 @@
 import { signal } from "@preact/signals";
 import type { SavedConversation } from "./conversation";
 import { isAddress, type Picture } from "./picture";
+import { Store } from "./store";
 
-const STORE = "images";
 export const unkept = signal<ReadonlySet<string>>(new Set()); // ids of images that are not in the database
-let opening: Promise<IDBDatabase> | null = null;
-
-function database(): Promise<IDBDatabase> {
-  opening ??= new Promise((resolve, reject) => {
-    const request = indexedDB.open("slipstream-images", 1);
-    request.onupgradeneeded = () => request.result.createObjectStore(STORE); // keys: [conversation, image]
-    request.onsuccess = () => resolve(request.result);
-    request.onerror = () => reject(request.error);
-  });
-  return opening;
-}
-
-// Resolves when it is written: a full disk is told of at the end of a transaction.
-async function asked<T>(mode: IDBTransactionMode, ask: (store: IDBObjectStore) => IDBRequest<T>): Promise<T> {
-  const transaction = (await database()).transaction(STORE, mode);
-  return new Promise((resolve, reject) => {
-    const request = ask(transaction.objectStore(STORE));
-    transaction.oncomplete = () => resolve(request.result);
-    transaction.onabort = () => reject(transaction.error ?? request.error);
-  });
-}
+const images = new Store("slipstream-images", "images"); // keys: [conversation, image]
 
 function of(conversation: string): IDBKeyRange {
   return IDBKeyRange.bound([conversation], [conversation, []]);
@@ -52,8 +32,8 @@ export async function withImages(saved: SavedConversation): Promise<SavedConvers
   if (!picturesIn(saved).length) return saved;
   const urls = new Map<string, string>();
   try {
-    const keys = await asked("readonly", (store) => store.getAllKeys(of(saved.id)));
-    const values: string[] = await asked("readonly", (store) => store.getAll(of(saved.id)));
+    const keys = await images.asked("readonly", (store) => store.getAllKeys(of(saved.id)));
+    const values: string[] = await images.asked("readonly", (store) => store.getAll(of(saved.id)));
     keys.forEach((key, i) => urls.set((key as string[])[1] as string, values[i] as string));
   } catch {
     // the page says of each image that it is not there
@@ -65,12 +45,12 @@ export async function withImages(saved: SavedConversation): Promise<SavedConvers
 export async function keepImages(saved: SavedConversation): Promise<void> {
   const pictures = picturesIn(saved);
   if (!pictures.length) return;
-  const keys = await asked("readonly", (store) => store.getAllKeys(of(saved.id))).catch(() => []);
+  const keys = await images.asked("readonly", (store) => store.getAllKeys(of(saved.id))).catch(() => []);
   const kept = new Set(keys.map((key) => (key as string[])[1]));
   const lost = new Set(unkept.value);
   for (const { id, url } of pictures) {
     if (kept.has(id) || !isAddress(url)) continue;
-    await asked("readwrite", (store) => store.put(url, [saved.id, id])).then(
+    await images.asked("readwrite", (store) => store.put(url, [saved.id, id])).then(
       () => lost.delete(id),
       () => lost.add(id),
     );
@@ -80,9 +60,9 @@ export async function keepImages(saved: SavedConversation): Promise<void> {
 }
 
 export async function forgetImages(conversation: string): Promise<void> {
-  await asked("readwrite", (store) => store.delete(of(conversation))).catch(() => {});
+  await images.asked("readwrite", (store) => store.delete(of(conversation))).catch(() => {});
 }
 
 export async function forgetAllImages(): Promise<void> {
-  await asked("readwrite", (store) => store.clear()).catch(() => {});
+  await images.asked("readwrite", (store) => store.clear()).catch(() => {});
 }

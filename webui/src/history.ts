@@ -3,6 +3,7 @@
 import { signal } from "@preact/signals";
 import { forgetAllImages, forgetImages, keepImages, withImages, withoutImages } from "./album";
 import type { Conversation, Question, SavedAnswer, SavedConversation, SavedNode } from "./conversation";
+import { Store } from "./store";
 
 export interface Entry {
   id: string;
@@ -10,30 +11,12 @@ export interface Entry {
   changed: number;
 }
 
-const STORE = "conversations";
 const FORMAT = "slipstream-conversations";
 export const entries = signal<Entry[]>([]);
 export const isKept = signal(true); // false where the browser refuses its database, as some private windows do
-let opening: Promise<IDBDatabase> | null = null;
-
-function database(): Promise<IDBDatabase> {
-  opening ??= new Promise((resolve, reject) => {
-    const request = indexedDB.open("slipstream", 1);
-    request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: "id" });
-    request.onsuccess = () => resolve(request.result);
-    request.onerror = () => reject(request.error);
-  });
-  return opening;
-}
-
-async function asked<T>(mode: IDBTransactionMode, ask: (store: IDBObjectStore) => IDBRequest<T>): Promise<T> {
-  const store = (await database()).transaction(STORE, mode).objectStore(STORE);
-  return new Promise((resolve, reject) => {
-    const request = ask(store);
-    request.onsuccess = () => resolve(request.result);
-    request.onerror = () => reject(request.error);
-  });
-}
+const chats = new Store("slipstream", "conversations", { keyPath: "id" });
+const tabs = new BroadcastChannel("chats"); // of this page: each says when it has changed what is kept
+tabs.onmessage = () => void readEntries();
 
 export async function keep(conversation: Conversation): Promise<void> {
   if (!conversation.nodes.size || conversation.isForgotten) return;
@@ -48,21 +31,19 @@ export async function keep(conversation: Conversation): Promise<void> {
   if (conversation.isForgotten) return; // in the meantime
   const { id, title, changed } = conversation;
   list([{ id, title, changed }, ...entries.value.filter((one) => one.id !== id)]);
+  tabs.postMessage("changed");
 }
 
 // Puts a conversation where it was, with the messages that another tab has added there since.
 async function merge(saved: SavedConversation): Promise<void> {
-  const transaction = (await database()).transaction(STORE, "readwrite");
-  const store = transaction.objectStore(STORE);
-  return new Promise((resolve, reject) => {
-    transaction.oncomplete = () => resolve();
-    transaction.onabort = () => reject(transaction.error);
+  await chats.asked("readwrite", (store) => {
     const earlier: IDBRequest<SavedConversation | undefined> = store.get(saved.id);
     earlier.onsuccess = () => {
       const mine = new Set(saved.nodes.map(({ id }) => id));
       const others = earlier.result?.nodes.filter(({ id }) => !mine.has(id)) ?? [];
       store.put({ ...saved, nodes: [...others, ...saved.nodes] });
     };
+    return earlier;
   });
 }
 
@@ -71,12 +52,12 @@ function list(found: Entry[]): void {
 }
 
 export async function open(id: string): Promise<SavedConversation | undefined> {
-  const saved: SavedConversation | undefined = await asked("readonly", (store) => store.get(id));
+  const saved: SavedConversation | undefined = await chats.asked("readonly", (store) => store.get(id));
   return saved && withImages(saved);
 }
 
 function all(): Promise<SavedConversation[]> {
-  return asked("readonly", (store) => store.getAll());
+  return chats.asked("readonly", (store) => store.getAll());
 }
 
 export async function readEntries(): Promise<void> {
@@ -88,15 +69,17 @@ export async function readEntries(): Promise<void> {
 }
 
 export async function remove(id: string): Promise<void> {
-  await asked("readwrite", (store) => store.delete(id));
+  await chats.asked("readwrite", (store) => store.delete(id));
   await forgetImages(id);
   list(entries.value.filter((one) => one.id !== id));
+  tabs.postMessage("changed");
 }
 
 export async function removeAll(): Promise<void> {
-  await asked("readwrite", (store) => store.clear());
+  await chats.asked("readwrite", (store) => store.clear());
   await forgetAllImages();
   list([]);
+  tabs.postMessage("changed");
 }
 
 // The ids of conversations in which all the words occur.
@@ -132,10 +115,11 @@ export async function imported(text: string): Promise<number> {
   const mine = new Map((await all()).map((one) => [one.id, one.changed]));
   const taken = file.conversations.filter((one) => isWhole(one) && (mine.get(one.id) ?? 0) <= one.changed);
   for (const one of taken) {
-    await asked("readwrite", (store) => store.put(withoutImages(one)));
+    await chats.asked("readwrite", (store) => store.put(withoutImages(one)));
     await keepImages(one);
   }
   await readEntries();
+  tabs.postMessage("changed");
   return taken.length;
 }
 

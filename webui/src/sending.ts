@@ -10,6 +10,7 @@ import type { Picture } from "./picture";
 import { Reply } from "./reply";
 import { isReady } from "./server";
 import { asked, system } from "./settings";
+import { keepText, keptText } from "./store";
 import { chat } from "./transport";
 import type { Turn } from "./wire";
 
@@ -26,14 +27,15 @@ export interface Attempt {
 
 export const conversation = signal(new Conversation());
 export const attempt = signal<Attempt | null>(null);
-export const draft = signal(sessionStorage.getItem("draft") ?? "");
+export const draft = signal(keptText("sessionStorage", "draft") ?? "");
 export const draftFiles = signal<File[]>([]);
 export const draftPictures = signal<Picture[]>([]);
 export const announced = signal(""); // for screen readers
 let control: AbortController | null = null;
+let opening: string | null = null; // the conversation that is being read
 
 draft.subscribe((text) => {
-  if (!isWriting()) sessionStorage.setItem("draft", text);
+  if (!isWriting()) keepText("sessionStorage", "draft", text);
 });
 
 export function isWriting(): boolean {
@@ -45,7 +47,7 @@ export function send(message: Message, parent = conversation.value.leaf): void {
   const { text, files, pictures } = message;
   const question: Question = { id: freshId(), parent, kind: "question", text, files, pictures };
   // Should the page be left now, the message is still there when it comes back.
-  sessionStorage.setItem("draft", text);
+  keepText("sessionStorage", "draft", text);
   begin({ question, parent, again: () => send(message, parent) });
 }
 
@@ -118,7 +120,7 @@ function settle(mine: Attempt, state: "done" | "stopped"): void {
   followFigures();
   announced.value = `Answer ${state === "done" ? "finished" : "stopped"}: ${reply.text.slice(0, 1000)}`;
   void keep(mine.conversation).then(() => {
-    if (!isWriting()) sessionStorage.setItem("draft", draft.value);
+    if (!isWriting()) keepText("sessionStorage", "draft", draft.value);
   });
 }
 
@@ -172,6 +174,7 @@ export function takeDraft(): Message {
 }
 
 export function startOver(): void {
+  opening = null;
   leave();
   conversation.value = new Conversation();
   location.hash = "#/chat";
@@ -189,10 +192,11 @@ function leave(): void {
 }
 
 export async function openConversation(id: string): Promise<void> {
+  opening = id;
   if (conversation.value.id === id) return;
   leave();
-  const saved = await open(id);
-  if (saved) conversation.value = Conversation.from(saved);
+  const saved = await open(id).catch(() => undefined);
+  if (saved && opening === id) conversation.value = Conversation.from(saved);
 }
 
 export function chooseBranch(node: Node, step: number): void {

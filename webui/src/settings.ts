@@ -1,6 +1,7 @@
 // What the user set. An empty field is not sent, so that the server's own default holds.
 
 import { signal, type Signal } from "@preact/signals";
+import { keepText, keptText } from "./store";
 
 export interface Field {
   name: string;
@@ -24,11 +25,8 @@ export const SPECULATION: Field[] = [
 ];
 
 function kept(name: string, initial = ""): Signal<string> {
-  const made = signal(localStorage.getItem(name) ?? initial);
-  made.subscribe((value) => {
-    if (value === initial) localStorage.removeItem(name);
-    else localStorage.setItem(name, value);
-  });
+  const made = signal(keptText("localStorage", name) ?? initial);
+  made.subscribe((value) => keepText("localStorage", name, value === initial ? null : value));
   return made;
 }
 
@@ -39,7 +37,7 @@ export const system = kept("system");
 export const tools = kept("tools");
 export const tinted = kept("tinted", "yes");
 
-localStorage.removeItem("key"); // earlier versions kept it here
+keepText("localStorage", "key", null); // earlier versions kept it here
 
 export type Asked = Record<string, unknown>;
 

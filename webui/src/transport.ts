@@ -1,13 +1,19 @@
 // Requests to the server. Paths are relative, so that the page works below any prefix.
 
 import { broken, cutOff, type Failure, refusal, unreachable } from "./failure";
+import { keepText, keptText } from "./store";
 import type { Chunk } from "./wire";
 
 const SLICE_MS = 8; // of parsing at a time; then the browser may paint and hear clicks
 
+let held = keptText("sessionStorage", "key") ?? "";
+
 export const key = {
-  get: (): string => sessionStorage.getItem("key") ?? "",
-  set: (value: string): void => sessionStorage.setItem("key", value),
+  get: (): string => held,
+  set: (value: string): void => {
+    held = value;
+    keepText("sessionStorage", "key", value);
+  },
 };
 
 function headers(): Record<string, string> {
