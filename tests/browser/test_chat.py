@@ -84,6 +84,26 @@ def test_quotes_too_deep_for_the_stack_are_shown_as_they_are(page: Any, text: st
         expect(page.locator(f"{BODY} strong")).to_have_text("the end")
 
 
+# How far from its element's left edge, in parts of its width, each of these begins.
+BEGINNINGS = """all => all.map(one => {
+    const range = document.createRange()
+    const text = document.createTreeWalker(one, NodeFilter.SHOW_TEXT).nextNode()
+    range.setStart(text, 0)
+    range.setEnd(text, 1)
+    const [first, whole] = [range.getBoundingClientRect(), one.getBoundingClientRect()]
+    return (first.left - whole.left) / whole.width
+})"""
+
+
+def test_texts_begin_on_the_side_of_their_script(page: Any) -> None:
+    with served(FakeEngine(script=says("שלום (1).\n\n- שלום\n\n| שלום | a |\n|-|-|\n\nplain"))) as server:
+        opened(page, server)
+        ask(page, "שלום (2).")
+        sides = page.locator(".question > pre, .prose :is(p, li, th)").evaluate_all(BEGINNINGS)
+        assert [round(one) for one in sides] == [1, 1, 1, 1, 0, 0]
+        assert page.locator(".answer ul").evaluate("one => getComputedStyle(one).direction") == "rtl"
+
+
 def test_a_growing_reply_looks_as_a_finished_one(page: Any) -> None:
     """The blocks that were made while it came are those that a reload makes of the whole text."""
     with served(FakeEngine(script=says(MARKDOWN * 3))) as server:

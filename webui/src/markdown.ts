@@ -93,6 +93,7 @@ class Maker {
 
   private list(token: Tokens.List, into: Node): void {
     const list = child(into, token.ordered ? "ol" : "ul");
+    list.dir = "auto"; // its marks stand where its lines begin
     if (token.ordered && token.start !== 1) (list as HTMLOListElement).start = Number(token.start);
     for (const item of token.items) {
       this.within(item, () => {
