@@ -20,7 +20,7 @@ from slipstream.engine.errors import SettingError
 from slipstream.engine.ranks import Ranks
 from slipstream.engine.service.start.launch import launch
 from slipstream.engine.settings import Settings
-from tests.process import DEMO, ROOT, SERVER, forked
+from tests.process import DEMO, ROOT, SERVER, forked, running
 
 TWO = (*DEMO, "-tp", "2", "--threads", "2")
 LOST_S = 10.0  # the longest that a lost rank may go unnoticed
@@ -78,9 +78,10 @@ def test_an_idle_server_notices_too(tmp_path: Path) -> None:
         assert "rank 1 of --tensor-parallel-size has ended with status -9" in server.log.read_text()
 
 
-def test_its_ranks_end_with_a_server(tmp_path: Path) -> None:
-    with forked(tmp_path / "log", TWO) as server:
+def test_its_ranks_end_with_a_server_and_leave_no_folder(tmp_path: Path) -> None:
+    with running(tmp_path / "log", TWO, environ={"TMPDIR": str(tmp_path)}) as server:
         (rank,) = ranks_of(server.process.pid)
+        assert [*tmp_path.glob("slipstream-ranks-*")]
         server.process.kill()
         server.process.wait(LOST_S)
         for _ in range(100):
@@ -88,6 +89,7 @@ def test_its_ranks_end_with_a_server(tmp_path: Path) -> None:
                 break
             time.sleep(0.1)
         assert not Path(f"/proc/{rank}").exists()
+        assert not [*tmp_path.glob("slipstream-ranks-*")]
 
 
 async def test_sums_that_depend_on_their_size_are_told_or_refused(

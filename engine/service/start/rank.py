@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -48,6 +49,7 @@ def main(handle: str) -> int:
     except (RankLost, ConnectionError) as error:
         log.warning("%s", error)  # the first rank has ended, or says which one has
         return 1
+    shutil.rmtree(order["folder"], ignore_errors=True)  # a first rank that was killed has left it
     return 0
 
 
