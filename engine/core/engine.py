@@ -219,8 +219,7 @@ class Engine:
         now = self.now()
         n_rows, seconds = flight.n_rows, now - max(flight.started, self._read_s)
         self._read_s = now
-        is_mixed = flight.has_unread_drafts or flight.was_recorded  # which is not the pass alone
-        self._chain.passed(n_rows, seconds, is_usual=not is_mixed)
+        self._chain.passed(n_rows, seconds, flight.drafts.call, is_usual=not flight.was_recorded)
         self.clock.passed(n_rows, seconds)
 
     def _next_border(self, slot: Slot, n_past: int) -> int | None:

@@ -72,10 +72,6 @@ class Flight:
         """Whether it has no drafts, so that the host can say how long its sequences will be."""
         return all(one.n_picks <= 1 for one in self.planned)
 
-    @property
-    def has_unread_drafts(self) -> bool:
-        return self.drafts.token_ids is not None
-
     def places(self, slots: Sequence[Slot]) -> list[Place]:
         """Where the slots will be behind it, as far as they may then still have something to do."""
         behind = {one.slot.id: one.behind for one in self.works if one is not None}

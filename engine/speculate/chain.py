@@ -23,6 +23,7 @@ from slipstream.engine.speculate.drafter import (
     NO_DRAFT,
     NO_DRAFTS,
     UNREAD,
+    Call,
     DeviceDrafter,
     Draft,
     Drafter,
@@ -183,6 +184,8 @@ class Chain:
 
     def _launched(self, drafter: DeviceDrafter, wants: Sequence[Want], tails: Tails) -> Drafts | None:
         slots = [want.slot for want in wants]
+        n_unfed = sum(drafter.n_unfed(slot) for slot in slots)
+        call = Call(drafter.name, max(want.n_max for want in wants), n_unfed)
         ends = tails.of_slots([slot.id for slot in slots])
 
         def launch() -> tuple[Guesses, Tensor] | None:
@@ -204,7 +207,7 @@ class Chain:
         planned = {
             want.slot.id: Draft((UNREAD,) * want.n_max, (drafter.name,) * want.n_max) for want in wants
         }
-        return Drafts(planned, token_ids, read)
+        return Drafts(planned, token_ids, read, call)
 
     def _text_drafts(self, wants: Sequence[Want], coming: Pass) -> list[Draft]:
         """The best continuation for each want, of those text drafters that pay for being asked."""
@@ -343,11 +346,14 @@ class Chain:
         with self.guard.spared():
             self.lengths.overlap.waited(seconds)
 
-    def passed(self, n_rows: int, seconds: float, *, is_usual: bool) -> None:
-        """Learn what a pass took. is_usual: that says what the next one takes."""
+    def passed(self, n_rows: int, seconds: float, unread: Call | None = None, *, is_usual: bool) -> None:
+        """Learn what a pass took, with the draft before it if that is unread.
+
+        is_usual: that says what the next one takes.
+        """
         with self.guard.spared():
             if is_usual:
-                self.lengths.costs.passed(n_rows, seconds)
+                self.lengths.costs.passed(n_rows, seconds, unread)
             self.account.worked(seconds)
 
     def _following(self, slot: Slot) -> list[Drafter]:

@@ -113,6 +113,15 @@ NO_DRAFT = Draft()
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """What was asked of a drafter at once, for all slots together."""
+
+    name: str
+    n_positions: int  # guessed one after another: of the longest draft
+    n_fed: int  # rows that it was fed before
+
+
+@dataclass(frozen=True, slots=True)
 class Drafts:
     """The drafts of a pass, that may be unread."""
 
@@ -120,6 +129,7 @@ class Drafts:
     token_ids: Tensor | None = None  # [n_drafted of all slots] int64 on the device; None: they are read
     # The same once they are read, and the drafters' own records brought up to date; called once, as `Guesses.read`.
     read: Callable[[], Mapping[int, Draft]] | None = None
+    call: Call | None = None  # that made them, if they are unread
 
 
 NO_DRAFTS = Drafts({})

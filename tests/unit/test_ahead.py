@@ -27,6 +27,7 @@ from slipstream.engine.speculate.drafter import (
 from slipstream.engine.speculate.tails import Tails
 from slipstream.kernels import select
 from tests.unit.toy import CPU, VOCAB, Toy, toy_engine, toy_slot
+from tests.wound_clock import WoundClock
 
 PROMPTS = {"a": [1, 2, 3, 4, 5, 6, 7], "b": [9, 8], "c": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]}
 N_TOKENS = 20
@@ -243,6 +244,32 @@ def test_a_drafter_that_never_knows_a_thing_is_not_waited_for_forever(
         assert play(toy, types=("copying",))[0] == expected
         once, flights[:] = sum(flights), []
     assert once > 40
+
+
+class Slow(Knowing):
+    """Takes half a pass a position."""
+
+    def __init__(self, texts: dict[str, list[int]], clock: WoundClock) -> None:
+        super().__init__(texts)
+        self._clock = clock
+
+    def draft(self, wants: Sequence[Want], tails: Tails | None = None) -> Guesses | None:
+        self._clock.wind(0.5 * max(want.n_max for want in wants))
+        return super().draft(wants, tails)
+
+
+def test_a_slow_network_that_is_always_wrong_is_hardly_asked_though_nobody_waits_for_its_drafts(
+    expected: dict[str, list[int]],
+) -> None:
+    clock = WoundClock()
+    drafter = Slow({name: [] for name in expected}, clock)
+    toy = toy_engine(lambda cache: [drafter], n_slots=1, overlaps=True, adaptive=True, now=clock)
+    toy.target.spoil = lambda batch, logits: clock.wind(1.0 + 0.02 * len(batch.token_ids))
+    toy.engine.warm_up()
+    n_warm = toy.target.n_passes
+    for _ in range(4):
+        assert play(toy, types=("knowing",))[0] == expected
+    assert 0 < drafter.n_ahead <= drafter.n_made < 0.07 * (toy.target.n_passes - n_warm)
 
 
 def test_a_network_that_needs_the_host_gets_it(expected: dict[str, list[int]], flights: list[bool]) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from slipstream.engine.speculate.decide.cost import WIDTHS, Costs
 from slipstream.engine.speculate.decide.value import Floats, Lengths, Pass
+from slipstream.engine.speculate.drafter import Call
 
 ONE = Pass(1, 1)
 SURE, UNSURE = (np.cumprod(np.full(15, right)) for right in (0.99, 0.3))
@@ -85,6 +86,31 @@ def test_a_slow_machine_changes_no_ratio() -> None:
     for _ in range(2):
         costs.drafted("net", 4, 7e-3)
     assert costs.draft_s("net", 4) == pytest.approx(7e-3, rel=0.2), "no surprise"
+
+
+@pytest.mark.parametrize("position_s", [0.02e-3, 0.3e-3, 0.6e-3])
+def test_a_draft_that_the_host_did_not_wait_for_is_measured_with_its_pass(position_s: float) -> None:
+    costs, call = measured().costs, Call("net", 4, 2)
+    random = np.random.default_rng(0)
+
+    def serve_together(slower: float, n_passes: int = 40) -> None:
+        for _ in range(n_passes):
+            seconds = true_s(8) + slower * call.n_positions * position_s
+            costs.passed(8, seconds * random.lognormal(0.0, 0.05), call)
+
+    serve_together(1.0)
+    assert costs.at(8) == pytest.approx(true_s(8), rel=0.15), "known before, so the draft is to blame"
+    assert costs.draft_s("net", 4, 2) == pytest.approx(4 * position_s, rel=0.3, abs=0.1 * true_s(8))
+    serve_together(5.0)
+    both = true_s(8) + 20 * position_s
+    assert costs.at(8) + costs.draft_s("net", 4, 2) == pytest.approx(both, rel=0.15)
+
+
+def test_prompt_work_behind_an_unread_draft_says_nothing_of_either() -> None:
+    costs = measured().costs
+    costs.passed(WIDTHS[-1] + 1, 100.0, Call("net", 4, 2))
+    assert costs.draft_s("net", 4) == 0.0
+    assert costs.at(8) == pytest.approx(true_s(8))
 
 
 def test_a_width_that_became_dear_is_left_and_found_again() -> None:

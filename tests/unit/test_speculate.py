@@ -124,9 +124,25 @@ def test_a_network_that_has_much_to_be_fed_is_asked_only_if_it_promises_more() -
     assert not one_draft(chain, slot, 4)
     network.n_unfed = lambda slot: 2  # type: ignore[method-assign]
     assert not one_draft(chain, slot, 4), "it was weighed a moment ago"
-    for _ in range(4):
+    for _ in range(16):
         slot.append(1)
     assert one_draft(chain, slot, 4)
+
+
+def test_a_slot_is_weighed_again_once_a_networks_guess_proves_right() -> None:
+    network = AsNetwork(Says("network", [2] * 16))
+    chain, slot = chain_of(network, slope=0.02), slot_with([1], types=("network",), n_max=4)
+    for n_fed in (0, 100, 0, 400, 2, 300) * 4:
+        chain.lengths.costs.drafted("network", 4, 0.4 + 0.02 * n_fed, n_fed)
+    n_guessed = len(one_draft(chain, slot, 4))
+    assert n_guessed > 1
+    network.n_unfed = lambda slot: 2000  # type: ignore[method-assign]
+    assert not one_draft(chain, slot, 4)
+    network.n_unfed = lambda slot: 0  # type: ignore[method-assign]
+    play_on(chain, slot, *[2] * (n_guessed - 1))
+    assert not one_draft(chain, slot, 4)
+    play_on(chain, slot, 2)
+    assert one_draft(chain, slot, 4), "all guesses were right"
 
 
 def test_a_networks_draft_is_gone_on_with_by_a_free_drafter() -> None:

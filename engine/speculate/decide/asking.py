@@ -21,7 +21,9 @@ from slipstream.engine.speculate.drafter import DeviceDrafter, Draft, Want
 from slipstream.engine.speculate.guard import Guard
 
 _TRIAL = 2  # tokens asked of a drafter that promises too little
-_REST = 16  # tokens of a slot for which it is then not weighed again, unless a guess of its own proves right
+_REST = (
+    16  # tokens of a slot for which it is then not weighed again, unless a guess of a network proves right
+)
 
 
 class Asking:
@@ -48,8 +50,9 @@ class Asking:
             del self._rests[key]
 
     def prove(self, name: str, slot: Slot) -> None:
-        """A drafter's guess has proved right: the slot is weighed for it again."""
-        self._rests.pop((name, slot.id), None)
+        """A drafter's guess has proved right. A network promises more now, so the slot is weighed for it again."""
+        if name in self._guard.suspects:
+            self._rests.pop((name, slot.id), None)
 
     def is_read(self, slot: Slot) -> bool:
         """Whether any text drafter reads the slot's text."""
@@ -88,6 +91,8 @@ class Asking:
             if not taken:
                 self._refuse(drafter, (want.slot,))
                 trial_s = draft_s(_TRIAL, n_unfed[i]) - made_s
+                if want.after:  # unread guesses are all verified
+                    trial_s += self._lengths.rows_s(_TRIAL, coming)
                 allowance = self._lengths.allowance
                 if not self._lengths.adaptive:
                     continue

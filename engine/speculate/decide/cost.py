@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from slipstream.engine.drafting import WidthCost
 from slipstream.engine.speculate.decide.draft_cost import ASSUMED, DraftCost, Seconds, scaled
 from slipstream.engine.speculate.decide.pace import Pace
+from slipstream.engine.speculate.drafter import Call
 
 Floats = NDArray[np.float64]
 
@@ -46,6 +47,9 @@ _DOUBTS_SHARE = 0.007  # the same for all references together
 _DOUBTED_AT_FIRST = 2.0  # passes of the narrowest width that this may cost besides
 _DUE_SOON = 32  # passes until one of a width that has not been run is due, after a change
 _DUE_AT_LAST = 1024  # the same if all has been as expected for long
+_LEAST_PART = (
+    0.1  # of its expected seconds, that a draft or pass takes where only both together were measured
+)
 _ASSUMED = 2  # among what speaks for a cost
 _PER_ROW = 0.02  # of a pass of one row, that another row costs on a machine that nothing is known of
 
@@ -96,11 +100,16 @@ class Costs:
         self._by_rows = np.empty(0)  # [n_rows] seconds, as far as worked out since the last pass
         self._floor = 0.0  # logarithm of the seconds of a pass without rows, if rows cost little
 
-    def passed(self, n_rows: int, seconds: float) -> None:
+    def passed(self, n_rows: int, seconds: float, unread: Call | None = None) -> None:
         """A pass has run: the first of a width adds it, before the first request. Others learn from all that follow.
 
-        Passes larger than the last width are prompt work and say nothing here.
+        unread: the draft before it that the host did not wait for, so that only both together were measured. Passes
+        larger than the last width are prompt work and say nothing here.
         """
+        if unread is not None and n_rows <= len(self._share):
+            draft_s = self._share_of(unread, n_rows, seconds)
+            self.drafted(unread.name, unread.n_positions, draft_s, unread.n_fed)
+            seconds -= draft_s
         if seconds <= 0.0:
             return
         if n_rows in WIDTHS and n_rows not in self._widths and not self._work_s:
@@ -112,6 +121,21 @@ class Costs:
             self._shape()
         self._expected, self._is_doubted, self._least = [], [], 0.0
         self._by_rows = np.empty(0)
+
+    def _share_of(self, unread: Call, n_rows: int, seconds: float) -> float:
+        """The draft's seconds of those that it took with its pass: what is expected, and a share of the surprise.
+
+        The less certain of the two has the greater share.
+        """
+        width = [*self._widths.values()][self._speaker[n_rows - 1]]
+        pace = exp(self._pace.now())
+        draft, draft_error = self._draft(unread.name).expected(unread.n_positions, unread.n_fed)
+        pass_s = float(self._share[n_rows - 1]) * self._measured_s(width)
+        draft_s, variance = pace * draft, (pace * draft_error) ** 2
+        share = variance / (variance + (pass_s * self._pace.error(width.index)) ** 2)
+        # Neither has taken no time at all, however fast both were.
+        draft_s = max(_LEAST_PART * draft_s, draft_s + share * (seconds - draft_s - pass_s))
+        return min(draft_s, max(0.0, seconds - _LEAST_PART * pass_s))
 
     def _add(self, n_rows: int, reference: float) -> None:
         """A width's first measurement. It is not believed if the rows one by one would have taken less."""
@@ -248,12 +272,16 @@ class Costs:
         Of a text drafter, which is asked slot by slot, all of the time is the call's: it has no positions.
         """
         if seconds > 0.0:
-            pace, pass_s = exp(self._pace.now()), self.at(1)
-            if name not in self._drafts:
-                self._drafts[name] = DraftCost(pass_s / pace, self._work_s)
+            draft = self._draft(name)
+            if not draft.n_calls:
                 # No network is dearer than its target: the first measurement may be a hiccup.
-                seconds = min(seconds, (1 + n_positions + n_fed) * pass_s)
-            self._drafts[name].measure(n_positions, n_fed, seconds / pace, self._work_s)
+                seconds = min(seconds, (1 + n_positions + n_fed) * self.at(1))
+            draft.measure(n_positions, n_fed, seconds / exp(self._pace.now()), self._work_s)
+
+    def _draft(self, name: str) -> DraftCost:
+        if name not in self._drafts:
+            self._drafts[name] = DraftCost(self.at(1) / exp(self._pace.now()), self._work_s)
+        return self._drafts[name]
 
     def draft_s(self, name: str, n_positions: int, n_fed: int = 0) -> float:
         """Expected seconds of a draft, the call included; 0 before any measurement."""

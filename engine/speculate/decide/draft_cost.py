@@ -6,6 +6,8 @@ call far from what was expected is a hiccup, and two in a row are a change.
 
 from __future__ import annotations
 
+from math import sqrt
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,7 +46,7 @@ class DraftCost:
         self.at = at  # when it was last measured
         self.n_measured = 0  # since the last doubt
         self.last = 1, 0  # the last call: positions, rows
-        self._n_calls = 0
+        self.n_calls = 0  # that were measured
         self._far: float | None = None  # the measurement before, if that was a hiccup
         self._covariance = np.zeros((3, 3))
         self.doubt()
@@ -69,11 +71,16 @@ class DraftCost:
             self._recent = ratio * self._recent
             self.doubt()
         self._correct(call, seconds)
-        self._n_calls += 1
-        self._usual = self._usual * (self._recent / self._usual) ** max(_WEIGHT, 1 / self._n_calls)
+        self.n_calls += 1
+        self._usual = self._usual * (self._recent / self._usual) ** max(_WEIGHT, 1 / self.n_calls)
         self.n_measured += 1
         self.at = at
         self.recent, self.usual = _seconds(self._recent), _seconds(self._usual)
+
+    def expected(self, n_positions: int, n_fed: int) -> tuple[float, float]:
+        """Seconds of a call by what was measured lately, and their standard deviation."""
+        call = np.array([1.0, n_positions, n_fed])
+        return float(call @ self._recent), sqrt(call @ self._covariance @ call)
 
     def _is_odd(self, call: Floats, surprise: float) -> bool:
         """Whether so much of a surprise is more than what is not known yet of the costs."""

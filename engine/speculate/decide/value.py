@@ -66,6 +66,10 @@ class Lengths:
         """Seconds in which plain decoding makes a token."""
         return self.costs.at(coming.n_ready) / coming.n_ready
 
+    def rows_s(self, n_rows: int, coming: Pass) -> float:
+        """Seconds that so many rows more add to the coming pass; never less than none."""
+        return max(0.0, self.costs.at(coming.n_rows + n_rows) - self.costs.at(coming.n_rows))
+
     def measures_plain(self, coming: Pass) -> bool:
         """Whether the coming pass is to do without drafts, to show what plain decoding costs; without prompts only."""
         return self.adaptive and coming.n_rows == coming.n_ready and self.costs.is_due(coming.n_rows)
