@@ -21,9 +21,8 @@ from slipstream.engine.speculate.drafter import DeviceDrafter, Draft, Want
 from slipstream.engine.speculate.guard import Guard
 
 _TRIAL = 2  # tokens asked of a drafter that promises too little
-_REST = (
-    16  # tokens of a slot for which it is then not weighed again, unless a guess of a network proves right
-)
+# Tokens of a slot for which it is then not weighed again, unless a guess of a network proves right.
+_REST = 16
 
 
 class Asking:
