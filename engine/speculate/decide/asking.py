@@ -22,7 +22,7 @@ from slipstream.engine.speculate.guard import Guard
 
 _TRIAL = 2  # tokens asked of a drafter that promises too little
 # Tokens of a slot for which it is then not weighed again, unless a guess of a network proves right.
-_REST = 16
+_REST = 8
 
 
 class Asking:
