@@ -124,7 +124,7 @@ def test_a_network_that_has_much_to_be_fed_is_asked_only_if_it_promises_more() -
     assert not one_draft(chain, slot, 4)
     network.n_unfed = lambda slot: 2  # type: ignore[method-assign]
     assert not one_draft(chain, slot, 4), "it was weighed a moment ago"
-    for _ in range(16):
+    for _ in range(8):
         slot.append(1)
     assert one_draft(chain, slot, 4)
 
