@@ -14,7 +14,7 @@ from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.chain import Chain
 from slipstream.engine.speculate.decide.cost import WIDTHS
 from slipstream.engine.speculate.decide.value import Lengths, Pass
-from slipstream.engine.speculate.drafter import Draft, Drafter, Guess, Kept, TextDrafter, Want
+from slipstream.engine.speculate.drafter import UNREAD, Draft, Drafter, Guess, Kept, TextDrafter, Want
 from slipstream.engine.speculate.guard import Guard
 from slipstream.engine.speculate.network.draft_model import STORE, DraftModel
 from slipstream.engine.speculate.resolve import resolve_speculate
@@ -127,6 +127,24 @@ def test_a_network_that_has_much_to_be_fed_is_asked_only_if_it_promises_more() -
     for _ in range(8):
         slot.append(1)
     assert one_draft(chain, slot, 4)
+
+
+def test_a_trial_that_is_not_read_first_pays_for_the_rows_that_verify_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paid: list[float] = []
+    for after in ((), (UNREAD,)):
+        chain, slot = (
+            chain_of(network := AsNetwork(Says("network", [2])), slope=0.02),
+            slot_with([1], types=("network",)),
+        )
+        monkeypatch.setattr(chain._survival, "expected", lambda name, slot, n: np.full(n, 0.01))
+        monkeypatch.setattr(
+            chain.lengths.allowance, "pays", lambda slot, name, seconds, token_s: bool(paid.append(seconds))
+        )
+        chain.lengths.costs.drafted("network", 4, 0.4)
+        assert not chain._asking.asked(network, {0: Want(slot, 4, after)}, [Draft()], Pass(1, 1))
+    assert paid[1] - paid[0] == pytest.approx(chain.lengths.costs.at(3) - chain.lengths.costs.at(1))
 
 
 def test_a_slot_is_weighed_again_once_a_networks_guess_proves_right() -> None:
