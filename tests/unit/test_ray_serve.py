@@ -17,6 +17,7 @@ from slipstream.server.command import ray_serve
 from slipstream.server.command.ray_serve import RAY_SERVE, call_of
 from slipstream.server.command.subcommand import parsed
 from slipstream.server.http.app import create_app
+from slipstream.server.http.gate import Gate
 from tests.http.fake import FakeEngine
 
 MODEL = ("-m", "folder")
@@ -79,7 +80,7 @@ def test_a_unix_socket_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 async def test_a_files_application_answers_to_any_host_name() -> None:
     """Services of Kubernetes have names of their own."""
-    app = create_app(FakeEngine(), call_of({"model": "folder"}).settings)
+    app = create_app(Gate(FakeEngine()), call_of({"model": "folder"}).settings)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://slipstream-serve-svc:8000") as client:
         assert (await client.get("/health")).status_code == 200
