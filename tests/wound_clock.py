@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from slipstream.engine.batch import Download
+
 
 class WoundClock:
     """Seconds. `tick`: how far it moves on by itself each time that it is looked at, as if all work took that long."""
@@ -17,3 +21,27 @@ class WoundClock:
     def wind(self, seconds: float) -> None:
         """So much time goes by."""
         self.seconds += seconds
+
+
+class DeviceClock(WoundClock):
+    """The clock of a host whose device works on while the host goes ahead, and which waits where it reads."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self._free_at = 0.0  # when the device will be done with all that was launched
+        make = Download.__init__
+
+        def launch(download: Download, *args: object) -> None:
+            make(download, *args)  # type: ignore[arg-type]
+            ready_at = self._free_at
+            download._wait = lambda: self.wait(ready_at)
+
+        monkeypatch.setattr(Download, "__init__", launch)
+
+    def launch(self, seconds: float) -> None:
+        """The device is given work."""
+        self._free_at = max(self._free_at, self.seconds) + seconds
+
+    def wait(self, until: float | None = None) -> None:
+        """The host waits for the device; until: not for what was launched later."""
+        self.seconds = max(self.seconds, self._free_at if until is None else until)

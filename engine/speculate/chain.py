@@ -136,13 +136,17 @@ class Chain:
 
     def _chosen(self, wants: Sequence[Want], coming: Pass, tails: Tails | None) -> Drafts | None:
         self._reasons.clear()
+        self.lengths.allowance.start()
         if self.lengths.measures_plain(coming):
             self._reasons.note([want.slot for want in wants], "plain_measured")
             self.account.measures_plain = True
             return Drafts(self._explained(wants, {}))
         read = [want.slot.id for want in wants if self._asking.is_read(want.slot)]
         if tails is not None:
-            return self._behind(wants, coming, tails, read)
+            behind = self._behind(wants, coming, tails, read)
+            if behind is None:  # all are asked again once that pass is read
+                self.lengths.allowance.undo()
+            return behind
         self.lengths.overlap.ask(read)
         offers = self._text_drafts(wants, coming)
         for drafter in self._on_device:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ from torch import Tensor
 
 from slipstream.engine.api import Delta, Done, Event, Failed
 from slipstream.engine.batch import Batch, Download, Span
-from slipstream.engine.core import forward
 from slipstream.engine.core.engine import Engine
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate import tails
@@ -30,7 +27,7 @@ from slipstream.engine.speculate.drafter import (
 from slipstream.engine.speculate.tails import Tails
 from slipstream.kernels import select
 from tests.unit.toy import CPU, VOCAB, Toy, toy_engine, toy_slot
-from tests.wound_clock import WoundClock
+from tests.wound_clock import DeviceClock
 
 PROMPTS = {"a": [1, 2, 3, 4, 5, 6, 7], "b": [9, 8], "c": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]}
 N_TOKENS = 20
@@ -71,11 +68,12 @@ class Knowing(DeviceDrafter):
     def __init__(self, texts: dict[str, list[int]], *, goes_ahead: bool = True) -> None:
         self.texts = texts
         self._goes_ahead = goes_ahead
-        self.n_made = self.n_ahead = self.n_read = 0
+        self.n_made = self.n_ahead = self.n_read = self.n_declined = 0
         self.n_astray = 0  # reads where the text did not end where the guesses begin
 
     def draft(self, wants: Sequence[Want], tails: Tails | None = None) -> Guesses | None:
         if tails is not None and not self._goes_ahead:
+            self.n_declined += 1
             return None
         self.n_made += 1
         self.n_ahead += tails is not None
@@ -249,56 +247,39 @@ def test_a_drafter_that_never_knows_a_thing_is_not_waited_for_forever(
     assert once > 40
 
 
-class Device:
-    """Takes its time for what was launched when that is read, as a GPU does: a second for a pass, a bit per row."""
-
-    def __init__(self, toy: Toy, clock: WoundClock, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._clock, self._toy = clock, toy
-        toy.target.spoil = lambda batch, logits: clock.wind(self._pass_s(batch))
-        toy.engine.warm_up()
-        toy.target.spoil = lambda batch, logits: self._launched.append(self._coming_s() + self._pass_s(batch))
-        self._launched: deque[float] = deque()  # seconds of each pass, with the draft before it
-        self._draft_s = 0.0
-        reads = forward.read
-
-        def read(*args: Any) -> Any:
-            clock.wind(self._launched.popleft())
-            return reads(*args)
-
-        monkeypatch.setattr(forward, "read", read)
-
-    def drafts(self, seconds: float) -> None:
-        self._draft_s += seconds
-
-    def _coming_s(self) -> float:
-        seconds, self._draft_s = self._draft_s, 0.0
-        return seconds
-
-    def _pass_s(self, batch: Batch) -> float:
-        return 1.0 + 0.02 * len(batch.token_ids)
-
-
 class Slow(Knowing):
-    """Takes half a second a position."""
+    """Takes half a pass a position."""
 
-    device: Device
+    def __init__(self, texts: dict[str, list[int]], clock: DeviceClock, *, goes_ahead: bool) -> None:
+        super().__init__(texts, goes_ahead=goes_ahead)
+        self._clock = clock
 
     def draft(self, wants: Sequence[Want], tails: Tails | None = None) -> Guesses | None:
-        self.device.drafts(0.5 * max(want.n_max for want in wants))
-        return super().draft(wants, tails)
+        made = super().draft(wants, tails)
+        if made is not None:
+            self._clock.launch(0.5 * max(want.n_max for want in wants))
+        if tails is None:
+            self._clock.wait()
+        return made
 
 
+@pytest.mark.parametrize("goes_ahead", [True, False])
 def test_a_slow_network_that_is_always_wrong_is_hardly_asked_though_nobody_waits_for_its_drafts(
-    expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+    expected: dict[str, list[int]], goes_ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = WoundClock()
-    drafter = Slow({name: [] for name in expected})
+    clock = DeviceClock(monkeypatch)
+    drafter = Slow({name: [] for name in expected}, clock, goes_ahead=goes_ahead)
     toy = toy_engine(lambda cache: [drafter], n_slots=1, overlaps=True, adaptive=True, now=clock)
-    drafter.device = Device(toy, clock, monkeypatch)
+    toy.target.spoil = lambda batch, logits: clock.wind(1.0 + 0.02 * len(batch.token_ids))
+    toy.engine.warm_up()
+    toy.target.spoil = lambda batch, logits: clock.launch(1.0 + 0.02 * len(batch.token_ids))
     n_warm = toy.target.n_passes
     for _ in range(4):
         assert play(toy, types=("knowing",))[0] == expected
-    assert 0 < drafter.n_ahead <= drafter.n_made < 0.1 * (toy.target.n_passes - n_warm)
+    assert 0 < drafter.n_made < 0.1 * (toy.target.n_passes - n_warm)
+    assert (drafter.n_ahead > 0) == goes_ahead
+    # Whatever is put off until the pass has been read takes place then.
+    assert drafter.n_declined <= drafter.n_made
 
 
 def test_a_network_that_needs_the_host_gets_it(expected: dict[str, list[int]], flights: list[bool]) -> None:

@@ -55,6 +55,8 @@ class Allowance:
         self._left: dict[str, float] = {}  # by drafter, seconds that requests have left to those that come
         self._earning: dict[str, float] = {}  # by drafter, share of the last requests with trials that gained
         self._too_dear: dict[str, float] = {}  # by drafter, the last trial that could not be paid for
+        # What was paid for while a pass is decided: who paid, and what it and others' savings were before.
+        self._bought: list[tuple[_Savings, float, float, bool, str, float]] = []
 
     def begin(self, slot_id: int) -> None:
         """The slot has another text."""
@@ -72,6 +74,17 @@ class Allowance:
             most = _MOST_LEFT * self._too_dear.get(name, 0.0)
             self._left[name] = min(self._left.get(name, 0.0) + _LEFT * unused, most)
 
+    def start(self) -> None:
+        """Another pass is decided."""
+        self._bought.clear()
+
+    def undo(self) -> None:
+        """The pass is decided later, and what was paid for since `start` will be paid for then."""
+        for own, seconds, paid, is_tried, name, left in reversed(self._bought):
+            own.seconds, own.paid, own.is_tried = seconds, paid, is_tried
+            self._left[name] = left
+        self._bought.clear()
+
     def pays(self, slot: Slot, name: str, seconds: float, token_s: float) -> bool:
         """Whether a drafter can pay for a trial that takes so long; it does so then."""
         if not self._adaptive:
@@ -84,6 +97,7 @@ class Allowance:
             own.due = own.since + math.ceil((seconds - own.seconds) / own.grows)
             self._too_dear[name] = seconds
             return False
+        self._bought.append((own, own.seconds, own.paid, own.is_tried, name, left))
         self._left[name] = left - max(0.0, seconds - own.seconds)
         own.seconds = max(0.0, own.seconds - seconds)
         own.paid, own.is_tried = seconds, True
