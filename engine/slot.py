@@ -65,7 +65,7 @@ class DrafterTally:
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def call(self, verb: str, seconds: float) -> None:
-        """One call of a method (`begin`, `draft` or `accept`)."""
+        """One call of a method (`begin`, `draft` or `accept`), or the reading of a draft that was made earlier."""
         self.n_calls[verb] += 1
         self.seconds[verb] += seconds
 
@@ -91,7 +91,7 @@ class DrafterTally:
             n_draft_calls=self.n_calls["draft"],
             n_accept_calls=self.n_calls["accept"],
             begin_s=self.seconds["begin"],
-            draft_s=self.seconds["draft"],
+            draft_s=self.seconds["draft"] + self.seconds["read"],
             accept_s=self.seconds["accept"],
         )
 

@@ -204,7 +204,7 @@ class Chain:
         def read() -> dict[int, Draft]:
             with self.guard.spared():
                 known = [replace(want, after=()) for want in wants]
-                made = self._offers(drafter, known, guesses.read)
+                made = self._offers(drafter, known, guesses.read, "read")
                 return {slot.id: one for slot, one in zip(slots, made, strict=True)}
             return dict.fromkeys([slot.id for slot in slots], NO_DRAFT)
 
@@ -271,9 +271,13 @@ class Chain:
         return second if worth(second.survival, price) > worth(first.survival, price) else first
 
     def _offers(
-        self, drafter: Drafter, wants: Sequence[Want], guess: Callable[[], Sequence[Guess]]
+        self,
+        drafter: Drafter,
+        wants: Sequence[Want],
+        guess: Callable[[], Sequence[Guess]],
+        verb: str = "draft",
     ) -> list[Draft]:
-        """The drafter's guesses as drafts with their survivals. guess: makes or reads them."""
+        """The drafter's guesses as drafts with their survivals. guess: makes or reads them; verb: which of the two."""
 
         def make() -> list[Draft]:
             return [self._offer(drafter.name, want, one) for want, one in zip(wants, guess(), strict=True)]
@@ -281,7 +285,7 @@ class Chain:
         # Guesses are read inside the guard: those of a wrong shape are a failure of their drafter, not of the engine.
         slots = [want.slot for want in wants]
         self._reasons.note(slots, "no_guess")
-        made = self.guard.run(drafter.name, "draft", slots, make)
+        made = self.guard.run(drafter.name, verb, slots, make)
         return [NO_DRAFT] * len(wants) if made is None else made
 
     def _offer(self, name: str, want: Want, guess: Guess) -> Draft:

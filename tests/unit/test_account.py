@@ -14,7 +14,9 @@ from slipstream.engine.speculate.decide import account
 from slipstream.engine.speculate.decide.value import Pass
 from slipstream.engine.speculate.drafter import Drafter, Guess, Want
 from tests.unit.doubles import AsNetwork
+from tests.unit.test_ahead import PROMPTS, Knowing, play
 from tests.unit.test_speculate import Says, chain_of, play_on, slot_with
+from tests.unit.toy import toy_engine
 
 ASKING = slot_with([1], types=("text", "network"))
 
@@ -131,3 +133,11 @@ def test_a_spell_without_drafts_is_logged_once(caplog: pytest.LogCaptureFixture)
     says.token_ids = []
     passes(chain, slot, 31)
     assert len(caplog.messages) == 3
+
+
+def test_a_draft_that_is_read_after_the_next_pass_is_launched_is_one_call() -> None:
+    drafter = Knowing({name: [] for name in PROMPTS})
+    toy = toy_engine(lambda cache: [drafter], n_slots=1, overlaps=True)
+    play(toy, types=("knowing",))
+    assert drafter.n_ahead > 0
+    assert toy.engine.stats().drafters["knowing"].n_draft_calls == drafter.n_made
