@@ -54,13 +54,13 @@ class Held:
 
     def copy_page(self, kind: PageKind, source: int, target: int) -> None:
         """Copy all layers' rows of one page onto another."""
-        for layer in self._paged[kind]:
-            layer.copy_page(source, target)
+        for tensor in self.page_tensors(kind):
+            tensor[target].copy_(tensor[source])
 
     def reset(self, slot: int) -> None:
         """The slot's recurrent states are zero."""
-        for layer in self.layers:
-            layer.reset(slot)
+        for view in self.slot_views(slot):
+            view.zero_()
 
     def settle(self, rows: RecurrentRows) -> None:
         """Fold parked rows into the states, with no row of a pass behind them."""

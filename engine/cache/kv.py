@@ -75,9 +75,5 @@ class KVLayer(LayerState):
     keys: Tensor  # [n_pages, n_kv_heads, page_size, d_head]
     values: Tensor  # [n_pages, n_kv_heads, page_size, d_value]
 
-    def copy_page(self, source: int, target: int) -> None:
-        for tensor in (self.keys, self.values):
-            tensor[target].copy_(tensor[source])
-
     def of_pages(self) -> list[Tensor]:
         return [self.keys, self.values]

@@ -41,8 +41,5 @@ class LatentLayer(LayerState):
 
     latents: Tensor  # [n_pages, page_size, d_latent + d_rope]
 
-    def copy_page(self, source: int, target: int) -> None:
-        self.latents[target].copy_(self.latents[source])
-
     def of_pages(self) -> list[Tensor]:
         return [self.latents]

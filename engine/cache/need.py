@@ -29,21 +29,15 @@ class LayerState:
 
     __slots__ = ()
 
-    def copy_page(self, source: int, target: int) -> None:
-        """Copy the rows of one page onto another; where the layer has a window, of `WindowPages`."""
-
-    def reset(self, slot: int) -> None:
-        """Back to the state before any token. Rows past a length are scratch, so of pages there is nothing to do."""
-
     def settle(self, rows: RecurrentRows) -> None:
         """Fold parked rows into the state, with no row of a pass behind them."""
 
     def of_slot(self, slot: int) -> list[Tensor]:
-        """Views of all that is the slot's own and no page's."""
+        """Views of all that is the slot's own and no page's; zero before any token."""
         return []
 
     def of_pages(self) -> list[Tensor]:
-        """All that belongs to pages: tensors whose first dimension is the page id."""
+        """All that belongs to pages: tensors whose first dimension is the page id, of `WindowPages` with a window."""
         return []
 
 

@@ -93,10 +93,6 @@ class RecurrentLayer(LayerState):
     delta: DeltaState
     conv: ConvState
 
-    def reset(self, slot: int) -> None:
-        for view in self.of_slot(slot):
-            view.zero_()
-
     def settle(self, rows: RecurrentRows) -> None:
         settle(self.delta, rows)
         settle_window(self.conv, rows)

@@ -15,7 +15,7 @@ from torch import Tensor
 from slipstream.engine.batch import Span
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.kv import KV
-from slipstream.engine.cache.need import Sizes
+from slipstream.engine.cache.need import LayerState, Sizes
 from slipstream.engine.cache.parking import Parking
 from slipstream.engine.cache.snapshots import Snapshots
 from slipstream.engine.cache.store import Store
@@ -55,17 +55,11 @@ class Remembering:
 
 
 @dataclass
-class Memory:
+class Memory(LayerState):
     """The toy layer's state."""
 
     state: Tensor  # [n_slots] int64
     parked: Tensor  # [n_parked] int64
-
-    def copy_page(self, source: int, target: int) -> None:
-        pass
-
-    def reset(self, slot: int) -> None:
-        self.state[slot] = 0
 
     def settle(self, rows: RecurrentRows) -> None:
         self.run(rows, [])
