@@ -201,6 +201,10 @@ class DeviceDrafter(Drafter):
     def capture(self, capturing: Capturing) -> None:
         """Capture the drafter's passes, so that they can be replayed. Called once, before the first sequence."""
 
+    def end(self, slot: Slot) -> None:
+        """The slot's request is over; what is kept of it goes, as before another sequence."""
+        self.begin(slot)
+
     def n_unfed(self, slot: Slot) -> int:
         """Tokens of the slot that have to be fed before it can guess, were it asked now."""
         return 0

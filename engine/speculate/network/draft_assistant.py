@@ -70,9 +70,6 @@ class DraftAssistant(DeviceDrafter):
     def begin(self, slot: Slot) -> None:
         self._known.pop(slot.id, None)
 
-    def end(self, slot: Slot) -> None:
-        self.begin(slot)
-
     def accept(self, kept: Sequence[Kept]) -> None:
         """Keep the state of the last token that the pass added."""
         rows, places, taps = [], [], None

@@ -83,9 +83,6 @@ class DraftBlock(DeviceDrafter):
     def begin(self, slot: Slot) -> None:
         self._backlog.forget(slot)
 
-    def end(self, slot: Slot) -> None:
-        self.begin(slot)
-
     def accept(self, kept: Sequence[Kept]) -> None:
         self._backlog.note(kept)
 

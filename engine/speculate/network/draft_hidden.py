@@ -190,9 +190,6 @@ class DraftHidden(DeviceDrafter):
         self._backlog.forget(slot)
         self._fed.pop(slot.id, None)
 
-    def end(self, slot: Slot) -> None:
-        self.begin(slot)
-
     def accept(self, kept: Sequence[Kept]) -> None:
         self._backlog.note([one for one in kept if not self._was_fed(one)])
 

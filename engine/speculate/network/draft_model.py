@@ -53,9 +53,6 @@ class DraftModel(DeviceDrafter):
         self._fed.pop(slot.id, None)
         self._unread.pop(slot.id, None)
 
-    def end(self, slot: Slot) -> None:
-        self.begin(slot)
-
     def accept(self, kept: Sequence[Kept]) -> None:
         for one in kept:
             self._advance(one.slot)
