@@ -54,7 +54,7 @@ class WindowPages:
         return len(self.pool.pages) // (2 * len(self._held)) * self._size
 
     def n_adoptable(self, keys: Sequence[bytes]) -> int:
-        """Full pages of the longest prefix whose window lives, maybe 0. keys: as for `adopt`."""
+        """Full pages of the longest prefix whose window lives, maybe 0. keys: of the sequence's full pages."""
         n_pages, gap = 0, -1  # gap: the last page so far that is gone
         for i, key in enumerate(keys):
             gap = i if self.pool.find(key) is None else gap
@@ -62,19 +62,13 @@ class WindowPages:
                 n_pages = i + 1
         return n_pages
 
-    def adopt(self, slot: int, keys: Sequence[bytes]) -> int:
-        """Hold the window before the longest prefix whose pages live; returns its length in full pages, maybe 0.
-
-        keys: of the full pages of the slot's tokens. What the slot held before is given back.
-        """
-        n_pages = self.n_adoptable(keys)
-        first = self._first_seen(n_pages * self._size)
-        adopted = [page_id for key in keys[first:n_pages] if (page_id := self.pool.find(key)) is not None]
+    def adopt(self, slot: int, keys: Sequence[bytes]) -> None:
+        """Hold the window at the end of a prefix that can be adopted. keys: its own. The slot holds nothing yet."""
+        first = self._first_seen(len(keys) * self._size)
+        adopted = [page_id for key in keys[first:] if (page_id := self.pool.find(key)) is not None]
         for page_id in adopted:
             self.pool.hold(page_id)
-        self.drop(slot)
         self._held[slot] = _Held(first, adopted)
-        return n_pages
 
     def reserve(self, slot: int, start: int, end: int, copy: Callable[[int, int], None]) -> bool:
         """Make positions [start, end) writable. Returns False and changes nothing if there are too few pages.
