@@ -245,12 +245,9 @@ class Cache:
         stride = self._strides[store]
         if stride is None:
             return None
-        last = self._last_border(n_prompt)
+        last = (n_prompt - 1) // self.page_size * self.page_size
         border = (start // stride + 1) * stride
         return last if start < last < border else border
-
-    def _last_border(self, n_prompt: int) -> int:
-        return (n_prompt - 1) // self.page_size * self.page_size
 
     def publish(self, slot: int, tokens: Sequence[int], n_prompt: int) -> None:
         """Offer the slot's full pages to other slots, each for the stores whose rows in it are complete."""

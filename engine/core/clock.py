@@ -46,7 +46,12 @@ class Clock:
 
     def start(self) -> None:
         """A step begins; the step before is over."""
-        self._settle()
+        if self.n_steps:
+            weight = max(_WEIGHT, 1 / self.n_steps)
+            for part, seconds in self._total.items():
+                average = self._average[part]
+                self._average[part] = average + weight * (seconds - self._before[part] - average)
+                self._before[part] = seconds
         self.n_steps += 1
         self._since = self.now()
 
@@ -63,15 +68,6 @@ class Clock:
         most = 1 << (n_rows - 1).bit_length()
         n, total = self._passes.get(most, (0, 0.0))
         self._passes[most] = n + 1, total + seconds
-
-    def _settle(self) -> None:
-        if not self.n_steps:
-            return
-        weight = max(_WEIGHT, 1 / self.n_steps)
-        for part, seconds in self._total.items():
-            average = self._average[part]
-            self._average[part] = average + weight * (seconds - self._before[part] - average)
-            self._before[part] = seconds
 
     @property
     def rounds_s(self) -> tuple[float, float]:
