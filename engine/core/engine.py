@@ -56,12 +56,11 @@ class Engine:
         waiting: Waiting | None = None,
     ) -> None:
         self.capacity = capacity
-        self.target = target
         self._cache = cache
         self._chain = chain
         self.now = chain.now
         self.clock = Clock(self.now)
-        self._target = forward.Target(target, self.clock, acceptance, chain.taps, reads=chain.reads_streams)
+        self.target = forward.Target(target, self.clock, acceptance, chain.taps, reads=chain.reads_streams)
         self.seats = Seats(
             cache, chain, capacity.n_slots, Waiting() if waiting is None else waiting, self.now
         )
@@ -123,7 +122,7 @@ class Engine:
             return events + self._failures()
         if self.capacity.overlaps and self._may_follow(flight):
             self._flight = self._launch(flight)
-        outcomes = forward.read(self._target, self._cache, flight)
+        outcomes = forward.read(self.target, self._cache, flight)
         self._n_steps += 1
         self._measure(flight)
         events += self._settle(outcomes, flight.coming)
@@ -159,7 +158,7 @@ class Engine:
             return None
         if self._read_s:  # networks draft on the device, which does not wait then
             self._chain.waited(self.now() - self._read_s - drafting_s)
-        return forward.launch(self._target, self._cache, Flight([*works], coming, drafts, started=self.now()))
+        return forward.launch(self.target, self._cache, Flight([*works], coming, drafts, started=self.now()))
 
     def _launch_behind(self, unread: Flight, flight: Flight) -> Flight | None:
         """Launch the pass if there are pages for all of it: no slot gives up its pages for a pass that can wait."""
@@ -182,11 +181,11 @@ class Engine:
             return flight
         self.clock.lap("plan")
         unread.keep_streams()
-        return forward.launch(self._target, self._cache, flight)
+        return forward.launch(self.target, self._cache, flight)
 
     def _may_follow(self, flight: Flight) -> bool:
         """Whether the next pass depends on nothing that only the host could do with the picks of an unread pass."""
-        if self._target.acceptance is not coupled or flight.picks is None:
+        if self.target.acceptance is not coupled or flight.picks is None:
             return False
         if any(slot.reads_drafts or slot.prompt_logprobs is not None for slot in self.seats.running):
             return False
@@ -304,7 +303,7 @@ class Engine:
         return [(name, Failed(error)) for name, error in self.seats.failures()]
 
     def _done(self, slot: Slot, ending: Ending) -> Done:
-        synthetic = self._target.acceptance is not coupled
+        synthetic = self.target.acceptance is not coupled
         return done(slot, ending, self.clock.rounds_s, synthetic=synthetic)
 
     def _count(self, slot: Slot, work: Work, delta: Delta, coming: Pass) -> None:
@@ -313,7 +312,7 @@ class Engine:
         Drafts accepted at random are to show a chosen length, which those cut short (prompts, a request's end) cannot.
         """
         n_accepted = sum(source is not None for source in delta.sources)
-        if self._target.acceptance is coupled or len(work.draft) == slot.speculate.n_max:
+        if self.target.acceptance is coupled or len(work.draft) == slot.speculate.n_max:
             slot.stats.histogram[n_accepted] += 1
         if not slot.stats.n_steps:
             slot.stats.rounds_s = self.clock.rounds_s
@@ -325,8 +324,8 @@ class Engine:
     def capture(self, capturing: Capturing) -> None:
         """Capture the passes of all networks; before `warm_up`, which then measures them as they will run."""
         store = self._cache.stores[forward.STORE]
-        captured = capturing.forward(self.target.decoder, store, self._target.taps)
-        self._target = replace(self._target, captured=captured)
+        captured = capturing.forward(self.target.network.decoder, store, self.target.taps)
+        self.target = replace(self.target, captured=captured)
         self._chain.capture(capturing)
 
     @torch.inference_mode()
@@ -338,7 +337,7 @@ class Engine:
         log.info("warming up; at the very first start kernels are compiled, which may take a minute or two")
         capacity = self.capacity
         most = min(capacity.batch_size, capacity.n_ctx, max(_LEAST_WIDTH, capacity.n_slots * (1 + n_drafts)))
-        warm_up(self._target, self._cache, self._chain.lengths.costs, most, n_drafts, enough_s)
+        warm_up(self.target, self._cache, self._chain.lengths.costs, most, n_drafts, enough_s)
 
     def stats(self) -> EngineStats:
         """A picture of the engine between two steps."""

@@ -69,7 +69,7 @@ def step_s(engine: ThreadEngine, n_past: int, n_rows: int = 1) -> float:
     What the cache holds of the context does not change the time, so nothing is computed for it.
     """
     core = engine._engine
-    cache, target = core._cache, core.target
+    cache, target = core._cache, core.target.network
     assert cache.reserve(0, forward.STORE, 0, n_past + n_rows)
     store = cache.stores[forward.STORE]
     span = Span(0, [5] * n_rows, n_past, n_rows - 1, n_rows)
@@ -120,7 +120,7 @@ async def ratios(
 
 def context_cost(engine: ThreadEngine, n_pairs: int) -> None:
     """What 7,600 more tokens of context cost a step, against reading their keys and values."""
-    layers = engine._engine.target.needs
+    layers = engine._engine.target.network.needs
     kv_bytes = sum(one.token_bytes(torch.bfloat16) for one in layers) * (8100 - 500)
     found = []
     for _ in range(n_pairs):

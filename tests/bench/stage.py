@@ -171,8 +171,8 @@ class Stage:
         )
         self.engine: Engine = lab.engine(self.bench)
         self._is_warm = False
-        self._voice = Reciting(self.engine._target, n_slots, lab.n_ctx)
-        self.engine._target = replace(self.engine._target, captured=self._voice)
+        self._voice = Reciting(self.engine.target, n_slots, lab.n_ctx)
+        self.engine.target = replace(self.engine.target, captured=self._voice)
         self.engine.seats._seat = self._seat  # type: ignore[method-assign]
         self._recited: dict[Slot, tuple[int, ...]] = {}  # of those that wait
 
@@ -271,7 +271,7 @@ class Stage:
 
         What the cache holds of the context does not change the time, so nothing is computed for it.
         """
-        cache, network = self.engine._cache, self.engine.target
+        cache, network = self.engine._cache, self.engine.target.network
         store = cache.stores[forward.STORE]
         spans = [Span(i, [5 + j for j in range(n_rows)], n_past, n_rows - 1, n_rows) for i in range(n_slots)]
         try:

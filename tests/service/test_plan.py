@@ -43,7 +43,7 @@ def compare(told: dict[str, Any], settings: Settings) -> None:
         for name, store in engine._cache.stores.items():
             assert told["networks"][name]["token_bytes"] == store.token_bytes
             assert told["networks"][name]["slot_bytes"] == store.slot_bytes
-        ropes = engine.target.decoder.ropes.values()
+        ropes = engine.target.network.decoder.ropes.values()
         n_table_bytes = sum(rope.cos.nbytes + rope.sin.nbytes for rope in ropes)
         if list(told["networks"]) == [forward.STORE]:
             assert told["taken"]["tables"] == n_table_bytes

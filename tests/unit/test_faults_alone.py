@@ -59,7 +59,7 @@ class Poisonable(ToyNetwork):
 def poisonable(**options: Any) -> Toy:
     toy = toy_engine(**options)
     network = Poisonable()
-    toy.engine._target = engine_module.replace(toy.engine._target, network=network)  # type: ignore[type-var]
+    toy.engine.target = engine_module.replace(toy.engine.target, network=network)  # type: ignore[type-var]
     return Toy(toy.engine, toy.cache, network)
 
 

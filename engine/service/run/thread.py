@@ -313,7 +313,7 @@ class ThreadEngine:
 
     def _run(self) -> None:
         try:
-            use_device(self._engine.target.device)
+            use_device(self._engine.target.network.device)
             while self._take_commands():
                 self._step_since_s = self._engine.now()
                 events = self._engine.step()

@@ -38,7 +38,7 @@ def capture_passes(
 
     Raises `LoadError` if it fails where ranks capture together: the others may have got further, or wait for this one.
     """
-    target = engine.target
+    target = engine.target.network
     found = way(target.device, settings, n_drafts, are_divided=processes is not None)
     if found is None:
         return

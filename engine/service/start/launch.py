@@ -310,7 +310,7 @@ def _load_draft(source: Checkpoint, tokenizer: Tokenizer, n_ctx: int) -> Network
 def _info(
     settings: Settings, source: Checkpoint, text: Text, engine: Engine, types: Sequence[str], loaded: _Loaded
 ) -> ModelInfo:
-    target, tokenizer, stats = engine.target, text.tokenizer, engine.stats()
+    target, tokenizer, stats = engine.target.network, text.tokenizer, engine.stats()
     defaults = dict(source.config.sampling)
     for name in SAMPLING_RANGES:
         value = getattr(settings, name, None)  # `logit_bias` has no setting
