@@ -110,12 +110,12 @@ def model_path(name: str) -> Path | None:
         raise LoadError(f"{name}: is neither a folder nor a GGUF file")
     is_file_on_hub = name.count("/") == 2 and is_gguf(path)
     if name.startswith((".", "/", "~")) or not (name.count("/") == 1 or is_file_on_hub):
-        raise LoadError(f"{name}: no such {'file' if is_gguf(path) else 'folder'}{_beside(path)}")
+        raise LoadError(f"{name}: no such {'file' if is_gguf(path) else 'folder'}{suggested_beside(path)}")
     return None
 
 
-def _beside(path: Path) -> str:
-    """A suggestion among the models in the folder where the missing one would be."""
+def suggested_beside(path: Path) -> str:
+    """The end of an error message, as of `did_you_mean`: a model in the folder where the missing one would be."""
     folder = path.parent
     if folder.is_dir():
         found = closest(path.name, [one.name for one in _entries(folder) if _is_model(one)])

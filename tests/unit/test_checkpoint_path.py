@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import huggingface_hub
+import huggingface_hub.constants
 import pytest
 import torch
 from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
@@ -298,6 +298,16 @@ def test_without_network_and_copy_nothing_is_found(cached: Path) -> None:
         LoadError, match=r"^org/other: no such folder or file, and the hub did not give it: \["
     ):
         local_checkpoint("org/other")
+
+
+def test_a_folder_that_is_spelt_alike_is_suggested_for_a_hub_name(
+    cached: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "demo" / "target").mkdir(parents=True)
+    (tmp_path / "demo" / "target" / "config.json").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LoadError, match=r"^demo/targt: no such folder .*; did you mean demo/target\?$"):
+        local_checkpoint("demo/targt")
 
 
 def test_what_is_here_is_taken(hub: Hub, tmp_path: Path) -> None:

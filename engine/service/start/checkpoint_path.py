@@ -15,7 +15,7 @@ from slipstream.engine.checkpoint.gguf.files import SPLIT, split_files
 from slipstream.engine.checkpoint.safetensors_folder import ONLY_SAFETENSORS, PICKLED
 from slipstream.engine.errors import LoadError
 from slipstream.engine.models.reading.config import DTYPES, ModelConfig
-from slipstream.engine.naming import GGUF, as_text, is_gguf, model_path
+from slipstream.engine.naming import GGUF, as_text, is_gguf, model_path, suggested_beside
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def local_checkpoint(name: str, patterns: Sequence[str] = CHECKPOINT) -> Path:
         return _downloaded(repository, wanted, patterns)
     except _failures() as error:
         reason = f"no such folder or file, and the hub did not give it: {error or type(error).__name__}"
-        raise LoadError(f"{name}: {reason}") from error
+        raise LoadError(f"{name}: {reason}{suggested_beside(Path(name))}") from error
 
 
 def _failures() -> tuple[type[Exception], ...]:
