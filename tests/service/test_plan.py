@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from slipstream.server.command.cli import dispatch
 from slipstream.server.command.forecast_table import GPUS, memory_of, table
 from tests.checkpoints import tiny_checkpoint
 from tests.head_checkpoints import add_tensors, mtp_deepseek
+from tests.process import ROOT
+from tests.public_configs import CONFIGS
 from tests.service.test_engine_contract import DEMO
 
 TARGET, DRAFT = str(DEMO / "target"), str(DEMO / "draft")
@@ -108,6 +111,17 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Fits: 8 × 2048 tokens (34 pages each) can be cached at once." in lines
     assert "recurrent states" not in text
     assert text.endswith("the model has 8192 positions.\n")
+
+
+def test_the_page_shows_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "operations.md").read_text()
+    shown = re.search(r"^\$ slipstream (plan --config )(\S+)(.*)\n((?s:.*?))```", page, flags=re.MULTILINE)
+    assert shown is not None
+    command, _, options, output = shown.groups()
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIGS["Qwen3.5-27B"]))
+    assert dispatch([*command.split(), str(path), *options.split()], {}) == 0
+    assert capsys.readouterr().out == output
 
 
 def test_what_does_not_fit_is_a_status(capsys: pytest.CaptureFixture[str]) -> None:
