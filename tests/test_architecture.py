@@ -8,6 +8,7 @@ import inspect
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,6 +143,25 @@ def test_files_of_one_name_mean_one_thing() -> None:
         where, meaning = CONVENTIONS[stem]
         outside = [path for path in found if not re.fullmatch(where, path.parent.as_posix())]
         assert not outside, f"{stem} is {meaning}, in {where}"
+
+
+def test_the_page_says_who_may_import_whom() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    ladder = re.search(r"top to bottom:\n(.*?)\nengine ─►", page, flags=re.DOTALL)
+    assert ladder is not None
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (layers,) = (one["layers"] for one in contracts if one["name"] == "the engine is a ladder")
+    assert [" ".join(step.split()) for step in ladder[1].split("►")] == layers
+    shared = re.search(r"^server ─► engine\.{(.*)} only", page, flags=re.MULTILINE)
+    assert shared is not None
+    told = {f"slipstream.engine.{name}" for name in shared[1].split(", ")}
+    apart = {ROOT / "server" / name for name in ("vision", "cluster", "command")}
+    plain = [
+        path for path in modules() if path.is_relative_to(ROOT / "server") and not apart & {*path.parents}
+    ]
+    nodes = [node for path in plain for node in ast.walk(ast.parse(path.read_text()))]
+    used = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    assert {name for name in used if name.startswith("slipstream.engine")} == told
 
 
 def test_every_module_says_what_it_is_for() -> None:
