@@ -136,6 +136,7 @@ class Chain:
 
     def _chosen(self, wants: Sequence[Want], coming: Pass, tails: Tails | None) -> Drafts | None:
         self._reasons.clear()
+        self.account.start()
         self.lengths.allowance.start()
         if self.lengths.measures_plain(coming):
             self._reasons.note([want.slot for want in wants], "plain_measured")

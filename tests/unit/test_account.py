@@ -6,13 +6,15 @@ import logging
 from collections.abc import Sequence
 
 import pytest
+import torch
 
 from slipstream.engine.drafting import Drafting
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.chain import Chain
 from slipstream.engine.speculate.decide import account
 from slipstream.engine.speculate.decide.value import Pass
-from slipstream.engine.speculate.drafter import Drafter, Guess, Want
+from slipstream.engine.speculate.drafter import NO_DRAFTS, UNREAD, Drafter, Guess, Guesses, Want
+from slipstream.engine.speculate.tails import Tails
 from tests.unit.doubles import AsNetwork
 from tests.unit.test_ahead import PROMPTS, Knowing, play
 from tests.unit.test_speculate import Says, chain_of, play_on, slot_with
@@ -133,6 +135,36 @@ def test_a_spell_without_drafts_is_logged_once(caplog: pytest.LogCaptureFixture)
     says.token_ids = []
     passes(chain, slot, 31)
     assert len(caplog.messages) == 3
+
+
+class Ahead(AsNetwork):
+    """Guesses behind unread passes too."""
+
+    def draft(self, wants: Sequence[Want], tails: Tails | None = None) -> Guesses | None:
+        return super().draft(wants)
+
+
+def test_a_guess_that_is_read_later_is_no_offer_for_the_next_pass() -> None:
+    says = Says("network", [5, 5])
+    chain, slot = chain_of(Ahead(says), slope=0.02), slot_with([1], types=("network",))
+    tails = Tails({0: range(1)}, torch.tensor([1]), torch.tensor([5]))
+    drafts = chain.draft([Want(slot, 2, (UNREAD,))], Pass(1, 1), tails)
+    assert drafts is not None
+    assert drafts.read is not None
+    drafts.read()
+    says.token_ids = []
+    assert passes(chain, slot).n_outcomes == {"drafted": 1, "no_guess": 1}
+
+
+def test_a_drafter_that_is_weighed_twice_for_a_pass_promised_enough_once() -> None:
+    chain = chain_of(network(5))
+    slot = slot_with([1], types=("network",))
+    for takes in ([True], [False], [False], [False]):
+        chain.account.start()
+        for _ in range(2):
+            chain.account.consider("network", takes)
+        chain.account.drafted([Want(slot, 2)], NO_DRAFTS)
+    assert chain.account._trusted["network"] == pytest.approx(1.0, rel=0.1)
 
 
 def test_a_draft_that_is_read_after_the_next_pass_is_launched_is_one_call() -> None:

@@ -43,17 +43,23 @@ class Account:
         self._asked = dict.fromkeys(guard.totals, 0.0)
         self._trusted = dict.fromkeys(on_device, 0.0)  # passes for which it promised enough
         self._n_calls = dict.fromkeys(guard.totals, 0)
-        self.has_offers = False  # whether a drafter has a guess for the coming pass
-        self.measures_plain = False  # whether it does without drafts to be measured
-        self._has_refused = False  # whether a network promises too little for it
+        self._promising: set[str] = set()  # drafters on a device that promise enough for the coming pass
+        self.start()
         self._is_off = False  # whether the last pass could carry drafts and did not
         self._off_s = 0.0  # seconds of work in such passes since the last draft
         self._is_logged = False
 
+    def start(self) -> None:
+        """Another pass is decided, or the same anew. Drafts that were read since are of an earlier pass."""
+        self.has_offers = False  # whether a drafter has a guess for the coming pass
+        self.measures_plain = False  # whether it does without drafts to be measured
+        self._has_refused = False  # whether a network promises too little for it
+        self._promising.clear()
+
     def consider(self, drafter: str, takes: Sequence[bool]) -> None:
         """A drafter on a device was considered for the coming pass. takes: for each slot whether it promises enough."""
         if any(takes):
-            self._trusted[drafter] += self._weight
+            self._promising.add(drafter)
         elif drafter in self._guard.suspects:
             self._has_refused = True
 
@@ -72,7 +78,8 @@ class Account:
         outcome = self._outcome(wants, n_drafted, is_asked=self._count_asked())
         self._outcomes[outcome] = self._outcomes.get(outcome, 0.0) + self._weight
         self._n_outcomes[outcome] = self._n_outcomes.get(outcome, 0) + 1
-        self.has_offers = self.measures_plain = self._has_refused = False
+        for name in self._promising:
+            self._trusted[name] += self._weight
         self._is_off = n_drafted == 0
         if n_drafted and self._off_s:
             self._resume()
