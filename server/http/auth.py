@@ -40,7 +40,7 @@ def keys_of(settings: Settings) -> tuple[str, ...]:
 
 def _keys_in(path: str) -> list[str]:
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # Windows' editors write a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
         raise SettingError("api_key_file", path, reason or str(error)) from error

@@ -282,7 +282,13 @@ def test_keys_from_a_file(tmp_path: Path) -> None:
             assert server.http.get("/v1/models", headers={"x-api-key": key}).status_code == status, key
 
 
-@pytest.mark.parametrize("content", [b"", b"# none\n\n", b"\xff\xfe", None])
+def test_a_key_file_of_a_windows_editor(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_bytes(b"\xef\xbb\xbfalpha\r\n\r\n# gamma\r\nbeta\r\n")
+    assert keys_of(Settings(api_key_file=str(path))) == ("alpha", "beta")
+
+
+@pytest.mark.parametrize("content", [b"", b"# none\n\n", b"\xff\xfe", b"\xef\xbb\xbf", None])
 def test_a_key_file_without_keys_opens_nothing(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "keys"
     if content is not None:
