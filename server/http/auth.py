@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import os
 import stat
+from functools import cache
 from pathlib import Path
 
 from starlette.datastructures import Headers
@@ -38,13 +39,14 @@ def keys_of(settings: Settings) -> tuple[str, ...]:
     return tuple(dict.fromkeys(keys))
 
 
-def _keys_in(path: str) -> list[str]:
+@cache  # a pipe gives its text once, and a file may be gone by the time the model is loaded
+def _keys_in(path: str) -> tuple[str, ...]:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")  # Windows' editors write a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
         raise SettingError("api_key_file", path, reason or str(error)) from error
-    keys = [key for line in text.splitlines() if (key := line.strip()) and not key.startswith("#")]
+    keys = tuple(key for line in text.splitlines() if (key := line.strip()) and not key.startswith("#"))
     if not keys:
         raise SettingError("api_key_file", path, "no key in it")
     return keys

@@ -282,6 +282,16 @@ def test_keys_from_a_file(tmp_path: Path) -> None:
             assert server.http.get("/v1/models", headers={"x-api-key": key}).status_code == status, key
 
 
+def test_keys_from_a_pipe() -> None:
+    """As of `--api-key-file <(pass show slipstream)`, which can be read once."""
+    end, other = os.pipe()
+    os.write(other, b"piped\n")
+    os.close(other)
+    with open(end), served(api_key_file=f"/dev/fd/{end}") as server:
+        for key, status in (("piped", 200), ("", 401)):
+            assert server.http.get("/v1/models", headers={"x-api-key": key}).status_code == status, key
+
+
 def test_a_key_file_of_a_windows_editor(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_bytes(b"\xef\xbb\xbfalpha\r\n\r\n# gamma\r\nbeta\r\n")
