@@ -157,6 +157,6 @@ def _file(config: str | None) -> dict[str, Any]:
     if config is None:
         return {}
     try:
-        return tomllib.loads(Path(config).read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
+        return tomllib.loads(Path(config).read_text(encoding="utf-8-sig"))  # Windows' editors write a BOM
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"{config}: {error}") from None

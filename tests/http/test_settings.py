@@ -51,6 +51,11 @@ def test_precedence(toml: Path) -> None:
     assert read(*config, SLIPSTREAM_CONFIG="elsewhere.toml").ctx_size == 100
 
 
+def test_a_file_of_a_windows_editor(toml: Path) -> None:
+    toml.write_bytes(b"\xef\xbb\xbfctx-size = 100\r\nparallel = 2\r\n")
+    assert read("--config", str(toml)) == Settings(model="x", ctx_size=100, parallel=2)
+
+
 def test_llama_cpps_names() -> None:
     settings = read(
         *("-c", "4096", "-np", "8", "-md", "draft", "-devd", "cuda:1", "-b", "512", "-t", "2", "-a", "name"),
@@ -100,6 +105,8 @@ def test_unknown_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
     ):
         path.write_text(text)
         assert told in refused(capsys, "--config", str(path))
+    path.write_bytes(b"# Ger\xe4t\n")
+    assert refused(capsys, "--config", str(path)).startswith(f"{path}: ")
     assert "missing.toml" in refused(capsys, "--config", str(tmp_path / "missing.toml"))
 
 
