@@ -22,9 +22,15 @@ def healthcheck(settings: Settings, url: str | None) -> tuple[int, str]:
             _check(url)
         with client_of(settings, url, timeout=TIMEOUT_S, trust_env=False) as server:
             answer = server.get("/health")
-            told = answer.json()["status"]
-    except (OSError, httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+    except (OSError, httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         return 1, f"no answer: {str(error) or type(error).__name__}"
+    try:
+        told = answer.json()["status"]
+    except (ValueError, KeyError, TypeError):
+        return (
+            1,
+            f"{answer.url} answers {answer.status_code} and no status: another server, or another --api-prefix?",
+        )
     return (0 if answer.status_code == 200 else 1), str(told)
 
 

@@ -85,7 +85,8 @@ def test_the_check_goes_where_the_server_is(tmp_path: Path, capsys: pytest.Captu
     path = str(tmp_path / "s.sock")
     with served(host=path, api_prefix="/llm"):
         assert check(capsys, "--host", path, "--api-prefix", "/llm") == (0, "ok")
-        assert check(capsys, "--host", path)[0] == 1
+        status, told = check(capsys, "--host", path)
+        assert (status, told.split(":")[:2]) == (1, ["http", "//localhost/health answers 404 and no status"])
         config = tmp_path / "server.toml"
         config.write_text(f'host = "{path}"\napi-prefix = "/llm"\nmodel = "m"\n')
         assert check(capsys, "--config", str(config)) == (0, "ok")
