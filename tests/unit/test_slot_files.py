@@ -205,6 +205,13 @@ def test_a_write_that_fails_leaves_the_old_file(
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_folders_name_is_refused(files: SlotFiles, tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    with pytest.raises(InvalidRequest, match="kept is a folder"):
+        files.write(files.path("kept", ""), some())
+    assert [one.name for one in tmp_path.iterdir()] == ["kept"]
+
+
 def test_a_folder_that_takes_no_tenants_is_a_named_error(files: SlotFiles, tmp_path: Path) -> None:
     path = files.path("a", "somebody")
     path.parent.write_bytes(b"")

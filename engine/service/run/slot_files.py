@@ -71,8 +71,10 @@ class SlotFiles:
     def write(self, path: Path, saved: Saved) -> int:
         """Store a prefix, in place of what was there, which stays whole until then; returns the file's bytes.
 
-        Raises `SlotNotSaved`.
+        Raises `SlotNotSaved`; InvalidRequest for a folder's name.
         """
+        if path.is_dir():
+            raise InvalidRequest("filename", f"{path.name} is a folder in --slot-save-path")
         try:
             return self._write(path, saved)
         except (OSError, SafetensorError) as error:
