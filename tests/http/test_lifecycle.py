@@ -15,7 +15,8 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,10 @@ import pytest
 from slipstream.engine.settings import Settings
 from slipstream.server.command.serve import run
 from slipstream.server.http.address import bind
+from tests.forks import Forked
 from tests.http.entry import load
 from tests.http.serving import PATIENCE_S, chat, logged, served, until
-from tests.process import free_port
+from tests.process import ROOT, free_port
 
 ENTRY = [sys.executable, "-m", "tests.http.entry"]
 
@@ -37,24 +39,23 @@ def environ() -> dict[str, str]:
 
 
 class Process:
-    """A server in its own process; `log` grows as it writes."""
+    """A server in its own process; what it writes goes to a file. A fork, unless it is started by other commands."""
 
-    def __init__(self, *arguments: str, before: Sequence[str] = ()) -> None:
+    def __init__(self, log: Path, *arguments: str, before: Sequence[str] = ()) -> None:
         """before: a command that starts the server's."""
-        self.popen = subprocess.Popen(
-            [*before, *ENTRY, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environ(),
-        )
-        self.log = ""
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
+        self._path = log
+        self.popen: subprocess.Popen[bytes] | Forked
+        if before:
+            with log.open("wb") as file:
+                command = [*before, *ENTRY, *arguments]
+                self.popen = subprocess.Popen(command, stdout=file, stderr=file, env=environ())
+        else:
+            self.popen = Forked(ENTRY[-1], arguments, environ(), ROOT, log)
 
-    def _read(self) -> None:
-        for line in self.popen.stdout:
-            self.log += line
+    @property
+    def log(self) -> str:
+        """What it has written so far."""
+        return self._path.read_text() if self._path.exists() else ""
 
     def url(self) -> str:
         """The address, once the port is open."""
@@ -68,20 +69,24 @@ class Process:
         return self.url()
 
     def exits(self) -> int:
-        status = self.popen.wait(PATIENCE_S)
-        self._reader.join(5)
-        return status
+        return self.popen.wait(PATIENCE_S)
 
 
-@contextlib.contextmanager
-def process(*arguments: str, before: Sequence[str] = ()) -> Iterator[Process]:
-    one = Process("--port", "0", *arguments, before=before)
-    try:
-        yield one
-    finally:
-        one.popen.kill()
-        one.exits()
-        one.popen.stdout.close()
+Start = Callable[..., AbstractContextManager[Process]]
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Start:
+    @contextlib.contextmanager
+    def started(*arguments: str, before: Sequence[str] = ()) -> Iterator[Process]:
+        one = Process(tmp_path / "log", "--port", "0", *arguments, before=before)
+        try:
+            yield one
+        finally:
+            one.popen.kill()
+            one.exits()
+
+    return started
 
 
 def in_background(work: Any) -> tuple[threading.Thread, list[Any]]:
@@ -98,7 +103,7 @@ def cut_off(url: str) -> None:
 
 @pytest.mark.sampled(keep=1)
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_a_signal_drains(name: str) -> None:
+def test_a_signal_drains(name: str, process: Start) -> None:
     with process("-m", "fake") as server:
         url = server.ready()
         assert "curl http://127.0.0.1:" in server.log
@@ -122,7 +127,7 @@ def test_a_signal_drains(name: str) -> None:
         assert "Traceback" not in server.log
 
 
-def test_the_drain_ends_in_time() -> None:
+def test_the_drain_ends_in_time(process: Start) -> None:
     with process("-m", "fake", "--shutdown-timeout", "0.3") as server:
         url = server.ready()
         stream, streamed = in_background(
@@ -141,7 +146,7 @@ def test_the_drain_ends_in_time() -> None:
         assert "Traceback" not in server.log
 
 
-def test_the_second_signal_means_now() -> None:
+def test_the_second_signal_means_now(process: Start) -> None:
     with process("-m", "fake") as server:
         url = server.ready()
         request, _ = in_background(lambda: cut_off(url))
@@ -153,7 +158,7 @@ def test_the_second_signal_means_now() -> None:
         request.join(5)
 
 
-def test_a_second_hangup_means_nothing() -> None:
+def test_a_second_hangup_means_nothing(process: Start) -> None:
     """A terminal that is closed sends one, and so does its shell. SIGTERM then is a second signal."""
     with process("-m", "fake") as server:
         url = server.ready()
@@ -168,7 +173,7 @@ def test_a_second_hangup_means_nothing() -> None:
         request.join(5)
 
 
-def test_a_hangup_that_nohup_ignores_stays_ignored() -> None:
+def test_a_hangup_that_nohup_ignores_stays_ignored(process: Start) -> None:
     with process("-m", "FAST", before=["nohup"]) as server:
         url = server.ready()
         server.popen.send_signal(signal.SIGHUP)
@@ -248,7 +253,7 @@ def test_other_commands_with_a_closed_output() -> None:
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-def test_the_port_is_open_while_loading() -> None:
+def test_the_port_is_open_while_loading(process: Start) -> None:
     with process("-m", "SLOW_LOAD") as server:
         url = server.url()
         health = httpx.get(f"{url}/health")
@@ -258,13 +263,13 @@ def test_the_port_is_open_while_loading() -> None:
         assert server.exits() == 0
 
 
-def test_bad_usage() -> None:
+def test_bad_usage(process: Start) -> None:
     with process("-m", "fake", "-ngx", "5") as server:
         assert server.exits() == 2
         assert "slipstream serve: error: unrecognized arguments: -ngx" in server.log
 
 
-def test_a_model_that_does_not_load() -> None:
+def test_a_model_that_does_not_load(process: Start) -> None:
     with process("-m", "BROKEN") as server:
         assert server.exits() == 3
         assert "BROKEN: no such architecture" in server.log
