@@ -75,10 +75,15 @@ def running(
 
 
 @contextlib.contextmanager
-def forked(log: Path, arguments: Sequence[str] = DEMO, program: str = SERVER) -> Iterator[Running]:
+def forked(
+    log: Path,
+    arguments: Sequence[str] = DEMO,
+    program: str = SERVER,
+    environ: Mapping[str, str] | None = None,
+) -> Iterator[Running]:
     """As `running`, in a fork, which is ready earlier: for tests whose subject is neither start nor speed."""
     port = free_port()
-    process = Forked(program, (*arguments, "--port", str(port)), _plain(), ROOT, log)
+    process = Forked(program, (*arguments, "--port", str(port)), {**_plain(), **(environ or {})}, ROOT, log)
     with _ended(Running(process, f"http://127.0.0.1:{port}", log), READY_S) as one:
         yield one
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.process import ROOT, Running, running
+from tests.process import ROOT, Running, forked
 from tests.service.asking import body
 
 WILD = {"Regex": "(?:#|#)+(?!.|$)"}
@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.json").write_text(json.dumps(made))
     arguments = ("-m", str(folder), "--threads", "1", "--ctx-size", "512", "--log-format", "json")
-    with running(folder / "log", arguments, environ={"RUST_BACKTRACE": "0"}) as one:
+    with forked(folder / "log", arguments, environ={"RUST_BACKTRACE": "0"}) as one:
         yield one
 
 
