@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -44,6 +45,7 @@ _DIM, _RESET = "\033[2m", "\033[0m"
 _HELP = "/new starts over, /exit ends, Ctrl-C stops a reply; a line that ends with \\ goes on in the next.\n"
 _CONNECT_S, _READ_S = 5.0, 600.0
 _POLL_S = 0.1
+_REAP_S = 0.5  # from the end of a connection to that of its process
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
@@ -289,10 +291,17 @@ def _own_server(
         try:
             with _client(Settings(host=path), None) as client:
                 _wait_for(client, process)
-                yield client, lambda: process.poll() is not None
+                yield client, partial(_has_ended, process)
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait()
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether it has, or does within a moment: its connections are closed shortly before."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_REAP_S)
+    return process.returncode is not None
 
 
 def _end_with_parent() -> None:

@@ -27,7 +27,7 @@ from tests.commanded import read_settings
 from tests.http.entry import load
 from tests.http.fake import INFO, FakeEngine, delta, done
 from tests.http.serving import chat, logged, served
-from tests.http.test_lifecycle import process
+from tests.http.test_lifecycle import Process
 
 
 def check(capsys: pytest.CaptureFixture[str], *arguments: str, **environ: str) -> tuple[int, str]:
@@ -129,14 +129,17 @@ def supervisor(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 def test_systemd_hears_when_it_is_ready_and_when_it_stops(
-    supervisor: socket.socket, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, supervisor: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", supervisor.getsockname())
-    with process("-m", "fake") as server:
+    server = Process(tmp_path / "log", "--port", "0", "-m", "fake")
+    try:
         assert supervisor.recv(100) == b"READY=1"
         server.popen.send_signal(signal.SIGTERM)
         assert supervisor.recv(100) == b"STOPPING=1"
         assert server.exits() == 0
+    finally:
+        server.popen.kill()
 
 
 def test_a_server_that_does_not_load_is_never_ready(supervisor: socket.socket) -> None:
