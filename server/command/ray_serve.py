@@ -70,9 +70,8 @@ def _run(call: Call) -> int:
 
     stop = threading.Event()
     hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN  # nohup says that it does not
-    signal.signal(
-        signal.SIGHUP, signal.SIG_IGN
-    )  # for Ray's processes, which a terminal that is closed would end
+    # Inherited by Ray's processes, which a terminal that is closed would end.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     ray.init(address=call.own["ray_address"], log_to_driver=True, include_dashboard=call.own["dashboard"])
     # Only now, as Ray sets its own handlers, which end the process at once and all streams with it.
     _at_signals(signal.default_int_handler)

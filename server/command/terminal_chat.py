@@ -274,9 +274,7 @@ def _client(settings: Settings, url: str | None) -> httpx.Client:
 def _own_server(
     settings: Settings, environ: Mapping[str, str]
 ) -> Generator[tuple[httpx.Client, Callable[[], bool]], None, None]:
-    """A server with these settings on a socket of its own, for as long as the conversation lasts; and whether it has
-    ended before.
-    """
+    """A client of a server with these settings on a socket of its own, and whether that has ended before its time."""
     with tempfile.TemporaryDirectory(prefix="slipstream-chat-") as folder:
         path = str(Path(folder) / "server.sock")
         _leave_in_order()

@@ -47,9 +47,8 @@ _DOUBTS_SHARE = 0.007  # the same for all references together
 _DOUBTED_AT_FIRST = 2.0  # passes of the narrowest width that this may cost besides
 _DUE_SOON = 32  # passes until one of a width that has not been run is due, after a change
 _DUE_AT_LAST = 1024  # the same if all has been as expected for long
-_LEAST_PART = (
-    0.1  # of its expected seconds, that a draft or pass takes where only both together were measured
-)
+# Of its expected seconds: what a draft or a pass takes at least where only both together were measured.
+_LEAST_PART = 0.1
 _ASSUMED = 2  # among what speaks for a cost
 _PER_ROW = 0.02  # of a pass of one row, that another row costs on a machine that nothing is known of
 
@@ -107,7 +106,7 @@ class Costs:
         larger than the last width are prompt work and say nothing here.
         """
         if unread is not None and n_rows <= len(self._share):
-            draft_s = self._share_of(unread, n_rows, seconds)
+            draft_s = self._drafted_part(unread, n_rows, seconds)
             self.drafted(unread.name, unread.n_positions, draft_s, unread.n_fed)
             seconds -= draft_s
         if seconds <= 0.0:
@@ -122,7 +121,7 @@ class Costs:
         self._expected, self._is_doubted, self._least = [], [], 0.0
         self._by_rows = np.empty(0)
 
-    def _share_of(self, unread: Call, n_rows: int, seconds: float) -> float:
+    def _drafted_part(self, unread: Call, n_rows: int, seconds: float) -> float:
         """The draft's seconds of those that it took with its pass: what is expected, and a share of the surprise.
 
         The less certain of the two has the greater share.

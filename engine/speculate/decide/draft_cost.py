@@ -28,6 +28,7 @@ _LEAST_S = 1e-9  # and none falls below: a drafter may take as long for one posi
 
 
 def scaled(costs: Seconds, factor: float) -> Seconds:
+    """Each of the three times the factor."""
     call, position, row = costs
     return call * factor, position * factor, row * factor
 
