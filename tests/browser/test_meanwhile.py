@@ -58,6 +58,7 @@ def test_an_edit_waits_for_the_reply_that_is_written(page: Any) -> None:
         held.go.set()
         page.click(".editing [type=submit]")
         expect(page.locator(".question > pre")).to_have_text(["first, changed"])
+        expect(page.locator(BODY)).to_have_text(["begun ended"])  # the question is shown before it is sent
         assert prompts(server)[-1] == [("user", "first, changed")]
 
 
