@@ -145,7 +145,7 @@ class Slot:
     is_behind_stored: bool = False  # it went on from stored pages, which another request may have made
     counts: Counter[int] = field(default_factory=Counter)  # of output tokens, if a penalty needs them
     stats: SlotStats = field(default_factory=SlotStats)
-    silenced: set[str] = field(default_factory=set)  # drafters that failed on this request
+    drafters: set[str] = field(init=False)  # that serve it: those it asks for that have not failed on it
     images: Sequence[PlacedImage] = NO_IMAGES  # of the prompt, as the target sees them
     draft_images: Sequence[PlacedImage] = NO_IMAGES  # as a draft model does, if it sees any
     prediction: tuple[int, ...] = ()  # tokens of the text the caller expects
@@ -158,6 +158,9 @@ class Slot:
     ended: Ending | None = None  # how the reply was over before it got a slot: with an earlier run's tokens
     _mirror: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32), repr=False)
     _n_mirrored: int = 0
+
+    def __post_init__(self) -> None:
+        self.drafters = set(self.speculate.types) if self.speculate.n_max else set()
 
     @property
     def n_decoded(self) -> int:

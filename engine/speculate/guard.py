@@ -10,7 +10,7 @@ and accepted, for each request and for all.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -35,7 +35,7 @@ class Guard:
         self._now = now
         self.suspects = frozenset(suspects)
         # When its last failures were.
-        self._failures: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_MOST_FAILURES))
+        self._failures: dict[str, deque[float]] = {}
         self._doubtful: set[str] = set()
         self._warned_of: set[str] = set()
         self._n_spared = 0  # decisions that failed
@@ -46,8 +46,10 @@ class Guard:
         return tuple(name for name in self.totals if self._is_off(name))
 
     def _is_off(self, name: str) -> bool:
-        failures = self._failures[name]
-        return len(failures) == _MOST_FAILURES and self._now() - failures[0] < _RECENT_S
+        failures = self._failures.get(name)
+        if failures is None or len(failures) < _MOST_FAILURES:
+            return False
+        return self._now() - failures[0] < _RECENT_S
 
     @property
     def doubtful(self) -> tuple[str, ...]:
@@ -56,12 +58,7 @@ class Guard:
 
     def serves(self, name: str, slot: Slot) -> bool:
         """Whether the slot uses the drafter's guesses; otherwise it costs the slot nothing, not even for its prompt."""
-        is_asked_for = slot.speculate.n_max > 0 and name in slot.speculate.types
-        return is_asked_for and self.works(name, slot)
-
-    def works(self, name: str, slot: Slot) -> bool:
-        """Whether the drafter is still asked for the slot."""
-        return name not in slot.silenced and not self._is_off(name)
+        return name in slot.drafters and not self._is_off(name)
 
     def run(self, name: str, verb: str, slots: Sequence[Slot], call: Callable[[], T]) -> T | None:
         """Call a drafter's method `verb`. If it raises, its requests go on without it; the text does not change.
@@ -73,9 +70,9 @@ class Guard:
             return call()
         except Exception as error:
             raise_if_lost(error)
-            self._failures[name].append(started)
+            self._failures.setdefault(name, deque(maxlen=_MOST_FAILURES)).append(started)
             for slot in slots:
-                slot.silenced.add(name)
+                slot.drafters.discard(name)
             log.exception(
                 "drafter failed name=%s verb=%s requests=%s off_for_all=%s",
                 name,

@@ -124,9 +124,9 @@ def test_a_network_that_has_much_to_be_fed_is_asked_only_if_it_promises_more() -
     assert not one_draft(chain, slot, 4)
     network.n_unfed = lambda slot: 2  # type: ignore[method-assign]
     assert not one_draft(chain, slot, 4), "it was weighed a moment ago"
-    for _ in range(8):
-        slot.append(1)
-    assert one_draft(chain, slot, 4)
+    for _ in range(6):
+        assert not one_draft(chain, slot, 4)
+    assert one_draft(chain, slot, 4), "eight passes later"
 
 
 def test_a_trial_that_is_not_read_first_pays_for_the_rows_that_verify_it(
@@ -161,6 +161,25 @@ def test_a_slot_is_weighed_again_once_a_networks_guess_proves_right() -> None:
     assert not one_draft(chain, slot, 4)
     play_on(chain, slot, 2)
     assert one_draft(chain, slot, 4), "all guesses were right"
+
+
+def test_slots_are_weighed_again_in_the_same_pass() -> None:
+    network = AsNetwork(Says("network", [2] * 16))
+    chain = chain_of(network, slope=0.02)
+    for n_fed in (0, 100, 0, 400, 2, 300) * 4:
+        chain.lengths.costs.drafted("network", 4, 0.4 + 0.02 * n_fed, n_fed)
+    first, later = (slot_with([1], types=("network",), slot_id=slot_id, n_max=4) for slot_id in (0, 1))
+    weighed: list[tuple[int, int]] = []
+
+    def n_unfed(slot: Slot) -> int:
+        weighed.append((n_passes, slot.id))
+        return 2000  # too many to be worth it
+
+    network.n_unfed = n_unfed  # type: ignore[method-assign]
+    for n_passes in range(10):
+        slots = [first] if n_passes < 3 else [first, later]
+        assert not any(drafts_of(chain, [Want(slot, 4) for slot in slots], Pass(len(slots), len(slots))))
+    assert weighed == [(0, 0), (3, 1), (8, 0), (8, 1)]
 
 
 def test_a_networks_draft_is_gone_on_with_by_a_free_drafter() -> None:
@@ -263,12 +282,12 @@ def test_failures_are_forgotten_in_time() -> None:
 
     slot = slot_with([1], types=("broken",))
     for now[0] in (1.0, 500.0, 590.0):
-        assert guard.works("broken", slot_with([1], types=("broken",)))
+        assert guard.serves("broken", slot_with([1], types=("broken",)))
         guard.run("broken", "draft", [slot], fail)
     assert guard.disabled == ("broken",)
     now[0] = 602.0
     assert guard.disabled == ()
-    assert not guard.works("broken", slot), "it stays off for a request on which it failed"
+    assert not guard.serves("broken", slot), "it stays off for a request on which it failed"
     guard.run("broken", "draft", [slot], fail)
     assert guard.disabled == ("broken",), "three within ten minutes again"
 
@@ -283,7 +302,7 @@ def test_guesses_of_a_wrong_shape_are_a_failure_of_their_drafter_alone(guesses: 
     broken.draft = lambda wants: guesses  # type: ignore[method-assign]
     slot = slot_with([1], types=("broken", "sound"))
     assert one_draft(chain_of(broken, sound), slot).token_ids == (2,)
-    assert slot.silenced == {"broken"}
+    assert slot.drafters == {"sound"}
 
 
 def test_a_network_is_never_asked_for_more_than_it_can_guess() -> None:

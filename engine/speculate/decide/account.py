@@ -35,6 +35,7 @@ class Account:
             lengths.overlap,
             survival,
         )
+        self.n_passes = 0  # decided
         self._weight = 1.0  # of a pass now
         self._outcomes: dict[Outcome, float] = {}
         self._n_outcomes: dict[Outcome, int] = {}
@@ -68,6 +69,7 @@ class Account:
         self._is_off = False
         if not wants:
             return
+        self.n_passes += 1
         self._weight *= _GROWTH
         n_drafted = 0
         for want in wants:
@@ -107,8 +109,8 @@ class Account:
             return "rows_too_dear"
         if is_asked:
             return "no_guess"
-        works = self._guard.works
-        if any(works(name, want.slot) for want in wants for name in want.slot.speculate.types):
+        serves = self._guard.serves
+        if any(serves(name, want.slot) for want in wants for name in want.slot.speculate.types):
             return "not_worth_asking"
         return "switched_off"
 

@@ -21,7 +21,8 @@ from slipstream.engine.speculate.drafter import DeviceDrafter, Draft, Want
 from slipstream.engine.speculate.guard import Guard
 
 _TRIAL = 2  # tokens asked of a drafter that promises too little
-# Tokens of a slot for which it is then not weighed again, unless a guess of a network proves right.
+# Passes between those in which drafters that promised too little are weighed again, for all slots together: weighing
+# takes about as long for many as for one.
 _REST = 8
 
 
@@ -40,7 +41,7 @@ class Asking:
         """readers: the text drafters."""
         self._guard, self._lengths, self._survival = guard, lengths, survival
         self._account, self._reasons, self._readers = account, reasons, readers
-        # Drafter and slot id -> tokens of the slot until it is weighed again.
+        # Drafter and slot id -> passes decided until it is weighed again, unless a guess of a network proves right.
         self._rests: dict[tuple[str, int], int] = {}
 
     def begin(self, slot_id: int) -> None:
@@ -101,7 +102,9 @@ class Asking:
                     and allowance.pays(want.slot, drafter.name, trial_s, token_s)
                 ):
                     if not offers[i]:
-                        self._rests[drafter.name, want.slot.id] = len(want.slot.tokens) + _REST
+                        self._rests[drafter.name, want.slot.id] = (
+                            self._account.n_passes // _REST + 1
+                        ) * _REST
                     continue
                 n, made_s = _TRIAL, draft_s(_TRIAL)
             # A draft worth making is asked for at the request's least length, or it would be thrown away.
@@ -115,7 +118,7 @@ class Asking:
         able = {
             i: want
             for i, want in served.items()
-            if len(want.slot.tokens) >= self._rests.get((drafter.name, want.slot.id), 0)
+            if self._account.n_passes >= self._rests.get((drafter.name, want.slot.id), 0)
         }
         self._refuse(drafter, [served[i].slot for i in served.keys() - able])
         return able
