@@ -99,7 +99,7 @@ class Chain:
         with self.guard.spared():
             self._survival.begin(slot.id)
             self.lengths.begin(slot.id)
-            self._shadows.drop(slot.id)
+            self._shadows.begin(slot)
             self._asking.begin(slot.id)
         for drafter in self._following(slot):
             self.guard.run(drafter.name, "begin", [slot], partial(drafter.begin, slot))
@@ -107,7 +107,7 @@ class Chain:
     def end(self, slot: Slot) -> None:
         """A request leaves its slot."""
         with self.guard.spared():
-            self._shadows.drop(slot.id)
+            self._shadows.drop(slot)
             self.lengths.allowance.end(slot)
         for drafter in self._following(slot):
             self.guard.run(drafter.name, "end", [slot], partial(drafter.end, slot))

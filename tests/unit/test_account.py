@@ -46,6 +46,7 @@ def asked_at(chain: Chain, seconds: float, name: str) -> Drafting:
     """What is reported once a drafter that is never right has cost so much for a while."""
     chain.lengths.costs.draft_s = lambda *given: seconds  # type: ignore[method-assign]
     slot = slot_with([1], types=(name,))
+    chain.begin(slot)
     for _ in range(600):
         told = passes(chain, slot)
         play_on(chain, slot, 1)

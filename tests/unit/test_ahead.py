@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from slipstream.engine.core.engine import Engine
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate import tails
 from slipstream.engine.speculate.chain import Chain
+from slipstream.engine.speculate.decide.survival import Survival
 from slipstream.engine.speculate.decide.value import Pass
 from slipstream.engine.speculate.drafter import (
     DeviceDrafter,
@@ -313,6 +315,28 @@ def test_a_cancelled_request_leaves_the_others_alone(expected: dict[str, list[in
     tokens, last = play(toy, between=cancel)
     assert (tokens["a"], tokens["c"]) == (expected["a"], expected["c"])
     assert "b" not in last
+
+
+def test_a_guess_for_a_request_that_is_over_is_not_held_against_the_next_in_its_slot(
+    expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be, and no guess for the next would, once that text is as long."""
+    judged: set[str] = set()
+    judge = Survival.judge
+
+    def watched(self: Survival, name: str, slot: Slot, *rest: Any) -> None:
+        judged.add(slot.request.id)
+        judge(self, name, slot, *rest)
+
+    monkeypatch.setattr(Survival, "judge", watched)
+    toy = toy_engine(lambda cache: [Knowing(expected)], n_slots=1, overlaps=True)
+    words = expected["c"][15:]
+    stop = next(one for one in words if one not in expected["c"][:15])
+    toy.engine.add(toy_slot("c", PROMPTS["c"], types=("knowing",), stop=f"w{stop} "))
+    toy.engine.add(toy_slot("b", PROMPTS["b"], types=("knowing",)))
+    while toy.engine.busy:
+        toy.engine.step()
+    assert judged == {"b", "c"}
 
 
 def test_short_of_pages_slots_are_preempted_and_go_on(expected: dict[str, list[int]]) -> None:

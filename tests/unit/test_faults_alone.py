@@ -270,6 +270,7 @@ DECISIONS = (
     (Survival, "begin"),
     (Survival, "of"),
     (Survival, "expected"),
+    (Shadows, "begin"),
     (Shadows, "watch"),
     (Shadows, "judge"),
     (Shadows, "drop"),

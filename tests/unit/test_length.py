@@ -244,6 +244,7 @@ def test_only_what_was_judged_counts() -> None:
     judged: list[tuple[int, int, int]] = []
     survival.judge = lambda name, slot, grade, start, n: judged.append((len(grade), start, n))  # type: ignore
     shadows = Shadows(survival)
+    shadows.begin(slot)
     shadows.watch(slot, "d", [5, 6, 7, 8], grades((), 4))
     shadows.judge(slot)
     assert judged == []
@@ -267,7 +268,7 @@ def test_a_guess_that_another_draft_made_too_has_shown_nothing() -> None:
 
     def judged(guess: list[int], *passes: tuple[list[int], tuple[str, ...]]) -> list[str]:
         """The guess, then passes: tokens that come, and who drafted the first of them."""
-        shadows.drop(slot.id)
+        shadows.begin(slot)
         shadows.watch(slot, "d", guess, grades((), len(guess)))
         right = []
         for tokens, accepted in passes:

@@ -137,6 +137,7 @@ def gaining(chain: Chain, slot: Slot, n_accepted: int) -> None:
 
 def learnt(chain: Chain, slot: Slot, n: int) -> None:
     """The text goes on for so many tokens, and all that was guessed is judged by it."""
+    chain.begin(slot)
     for _ in range(n):
         chain.draft([Want(slot, 8)], Pass(1, 1))
         play_on(chain, slot, LOOP[len(slot.tokens) % 4])
@@ -191,6 +192,7 @@ def test_one_that_is_always_wrong_is_left_out_and_no_network_is_blamed() -> None
     counting, slot = Counting(), slot_with([*range(20)], types=("ngram-device",))
     chain = chain_of(counting, slope=0.05)
     chain.lengths.costs.draft_s = lambda *given: 0.05  # type: ignore[method-assign]
+    chain.begin(slot)
     for i in range(600):
         wants = [Want(slot, 8)]
         drafts = chain.draft(wants, Pass(1, 1))

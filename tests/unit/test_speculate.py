@@ -150,6 +150,7 @@ def test_a_trial_that_is_not_read_first_pays_for_the_rows_that_verify_it(
 def test_a_slot_is_weighed_again_once_a_networks_guess_proves_right() -> None:
     network = AsNetwork(Says("network", [2] * 16))
     chain, slot = chain_of(network, slope=0.02), slot_with([1], types=("network",), n_max=4)
+    chain.begin(slot)
     for n_fed in (0, 100, 0, 400, 2, 300) * 4:
         chain.lengths.costs.drafted("network", 4, 0.4 + 0.02 * n_fed, n_fed)
     n_guessed = len(one_draft(chain, slot, 4))
@@ -217,6 +218,7 @@ def test_guesses_that_lost_or_were_not_verified_are_judged_by_the_text() -> None
     right = Says("right", [], [0.2] * 4)
     chain = chain_of(wrong, right, slope=0.02)
     slot = slot_with([1], types=("wrong", "right"))
+    chain.begin(slot)
     sources = []
     for i, token_id in enumerate(text):
         right.token_ids = text[i : i + 4]

@@ -196,6 +196,8 @@ def reasons(
         chain.lengths.costs.draft_s = lambda *given: dear  # type: ignore[method-assign]
     types = tuple(one.name for one in drafters)
     slots = [toy_slot("r", [1], slot_id=i, types=types, n_max=8, steps=i == 0) for i in range(2)]
+    for slot in slots:
+        chain.begin(slot)
     told = []
     for _ in range(n):
         asking, silent = drafts_of(chain, [Want(slot, 8) for slot in slots], Pass(2, 2))

@@ -269,12 +269,19 @@ class Shadows:
 
     def __init__(self, survival: Survival) -> None:
         self._survival = survival
-        self._watched: dict[int, dict[str, _Watched]] = {}
+        self._watched: dict[Slot, dict[str, _Watched]] = {}  # of the requests that have begun
+
+    def begin(self, slot: Slot) -> None:
+        """A request begins, or starts over."""
+        self._watched[slot] = {}
 
     def watch(self, slot: Slot, name: str, token_ids: Sequence[int], grade: Grades) -> None:
-        """Remember a guess of what follows the slot's tokens, unless an earlier guess is still open."""
-        own = self._watched.setdefault(slot.id, {})
-        if name not in own:
+        """Remember a guess of what follows the slot's tokens, unless an earlier guess is still open.
+
+        Where a guess is read when its request is over, no text is to judge it.
+        """
+        own = self._watched.get(slot)
+        if own is not None and name not in own:
             own[name] = _Watched(token_ids, grade, len(slot.tokens))
 
     def judge(self, slot: Slot, accepted: Sequence[str] = ()) -> list[str]:
@@ -283,7 +290,7 @@ class Shadows:
         accepted: who drafted the first of these. Returns the drafters that were right to the end, and not only where
         another's draft was.
         """
-        own = self._watched.get(slot.id, {})
+        own = self._watched.get(slot, {})
         right = []
         for name, one in list(own.items()):
             rest = one.token_ids[one.n_judged :]
@@ -304,9 +311,9 @@ class Shadows:
                 right.append(name)
         return right
 
-    def drop(self, slot_id: int) -> None:
-        """Forget the slot's guesses."""
-        self._watched.pop(slot_id, None)
+    def drop(self, slot: Slot) -> None:
+        """The request is over: forget its guesses."""
+        self._watched.pop(slot, None)
 
 
 def _common(guessed: Sequence[int], came: Sequence[int]) -> int:
