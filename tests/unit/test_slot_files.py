@@ -6,12 +6,14 @@ import json
 import random
 import shutil
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.kv import KV
@@ -163,6 +165,25 @@ def test_every_flipped_bit_is_noticed(files: SlotFiles) -> None:
             continue
         assert place < n_header + 8, "only in the header may a byte not matter"
         assert parts(found) == parts(some())
+
+
+def test_a_file_that_is_overwritten_in_place_once_it_is_checked(
+    files: SlotFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = files.path("a", "")
+    files.write(path, some())
+    whole = path.read_bytes()
+
+    def replacing(tensors: Mapping[str, Tensor]) -> str:
+        found = checksum(tensors)
+        with path.open("r+b") as file:
+            file.write(whole[:-16] + bytes(16))
+        return found
+
+    checksum = slot_files._checksum
+    monkeypatch.setattr(slot_files, "_checksum", replacing)
+    assert parts(files.read(path)[0]) == parts(some())
+    assert path.read_bytes() != whole
 
 
 def test_tensors_that_are_not_a_slots(files: SlotFiles, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,12 +113,11 @@ class SlotFiles:
             with safe_open(path, framework="pt", device="cpu") as file:
                 metadata = file.metadata() or {}
                 self._check(name, metadata)
-                mapped = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no mapping
-                if _checksum(mapped) != metadata.get("sha256"):
+                # Copies, before they are checked: the file may change under a mapping.
+                tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 - it is no mapping
+                if _checksum(tensors) != metadata.get("sha256"):
                     raise SlotFileRefused(f"{name} is damaged: its checksum is wrong")
-                # A copy: the file may change under a mapping.
-                saved = _saved({key: tensor.clone() for key, tensor in mapped.items()})
-            return saved, path.stat().st_size
+            return _saved(tensors), path.stat().st_size
         except (SafetensorError, OSError) as error:
             raise SlotFileRefused(f"{name} is damaged: {fault(path)} ({error})") from None
         except (KeyError, ValueError):
