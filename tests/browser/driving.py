@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from threading import Event
 from typing import Any
 
 from slipstream.engine.api import Delta, Request
+from slipstream.engine.errors import EngineFault
 from tests.http.fake import Step, delta, done
 from tests.http.serving import Served
 from tests.process import ROOT
@@ -64,6 +66,23 @@ def says(text: str, reason: str = "stop") -> Callable[[Request], Iterator[Step]]
         yield done(request, len(words), reason)
 
     return script
+
+
+class Held:
+    """A script that says a word and then waits to be let go on."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails = fails
+        self.go = Event()
+
+    def __call__(self, request: Request) -> Iterator[Step]:
+        yield delta("begun ")
+        while not self.go.is_set():
+            yield 0.02
+        if self.fails:
+            raise EngineFault("broken")
+        yield delta("ended")
+        yield done(request, 2)
 
 
 def prompts(server: Served) -> list[list[tuple[str, str]]]:

@@ -125,11 +125,11 @@ def test_panels_open_and_close_on_a_telephone(page: Any) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
     with served() as server:
         opened(page, server)
-        assert not page.locator("#temperature").is_visible()
+        expect(page.locator("#temperature")).not_to_be_visible()
         page.locator("header [aria-label=Settings]").click()
         page.fill("#temperature", "0.5")
         page.keyboard.press("Escape")
-        assert not page.locator("#temperature").is_visible()
+        expect(page.locator("#temperature")).not_to_be_visible()
         page.locator("header [aria-label=Chats]").click()
         expect(page.locator("#new")).to_be_visible()
         page.click("#new")

@@ -71,9 +71,13 @@ def bodies(page: Any) -> list[dict[str, Any]]:
     return made
 
 
-def is_shown(page: Any, which: str = SENT) -> list[int]:
-    """Widths of the images as the browser decoded them; 0 is one that it could not show."""
-    return page.locator(which).evaluate_all("all => all.map(one => one.complete && one.naturalWidth)")
+def shown(page: Any, *widths: int) -> None:
+    """Wait until the browser has decoded just these images of messages."""
+    page.wait_for_function(
+        """([which, widths]) => [...document.querySelectorAll(which)].map(
+            one => one.complete && one.naturalWidth).join() === widths.join()""",
+        arg=[SENT, widths],
+    )
 
 
 def shown_part(data: bytes, kind: str = "image/png") -> dict[str, Any]:
@@ -107,7 +111,7 @@ def test_images_are_chosen_and_sent_before_the_text(page: Any) -> None:
         assert [(one.width, one.height) for one in server.engine.requests[0].prompt.images] == [
             (320, 200)
         ] * 4
-        assert is_shown(page) == [320] * 4
+        shown(page, 320, 320, 320, 320)
         expect(page.locator(DRAFTED)).to_have_count(0)
         page.click("#new")
         ask(page, "no image")
@@ -233,7 +237,7 @@ def test_an_image_is_kept_and_goes_with_every_request(page: Any) -> None:
         page.reload()
         expect(page.locator(SENT)).to_have_count(1)
         expect(page.locator(f"{ANSWER} .figures")).to_contain_text("tokens")
-        assert is_shown(page) == [320]
+        shown(page, 320)
         sent = bodies(page)
         page.click("text=Regenerate")
         expect(page.locator(".answer .branches")).to_have_text("‹2 / 2›")
@@ -290,6 +294,7 @@ def test_images_are_exported_imported_and_deleted(page: Any, tmp_path: Path) -> 
         page.click("#delete-all")
         page.click("#delete-all")
         until(lambda: not album(page))
+        expect(page.locator("#chats a")).to_have_count(0)
         # Of a file from elsewhere no address is taken that would load something.
         saved.write_text(saved.read_text().replace(address(picture()), "https://example.com/a.png"))
         page.set_input_files("#import-file", saved)
@@ -315,7 +320,7 @@ def test_a_chat_outlives_an_image_that_does_not_fit(page: Any) -> None:
         expect(page.locator(".question .note")).to_contain_text("no room for it: large.png. The rest")
         page.reload()
         expect(page.locator(".question .lost")).to_have_text("large.png was not kept and is not sent")
-        assert is_shown(page) == [320]
+        shown(page, 320)
         expect(page.locator(".answer .body")).to_contain_text("w0 w1")
         sent = bodies(page)
         page.click("text=Regenerate")
@@ -338,7 +343,7 @@ def test_a_refused_image_comes_back_with_its_message(page: Any) -> None:
         page.click("#retry")
         expect(page.locator(f"{ANSWER} .figures")).to_contain_text("10 tokens")
         assert len(prompts(server)) == 1
-        assert is_shown(page) == [320]
+        shown(page, 320)
 
 
 def enlarge(page: Any, press: Callable[[], None]) -> None:

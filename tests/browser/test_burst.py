@@ -34,8 +34,10 @@ def test_a_long_reply_is_whole_and_light(page: Any, kind: str) -> None:
         print(kind, weighed)  # `-s` shows how many long tasks there were
         assert weighed["ranges"] < 1000  # of some 2000 runs: what is far away is not painted
         if kind != "prose":
-            shown = page.locator(".answer .body").evaluate("one => one.textContent")
-            assert shown.endswith(text.removeprefix("```python\n")[-4000:])
+            end = text.removeprefix("```python\n")[-4000:]
+            page.wait_for_function(
+                "end => document.querySelector('.answer .body').textContent.endsWith(end)", arg=end
+            )
         as_tokens(page)
         page.wait_for_selector(".token")
         page.wait_for_timeout(200)

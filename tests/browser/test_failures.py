@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.engine.api import Request
 from slipstream.engine.errors import EngineFault, Overloaded
-from tests.browser.driving import ANSWER, ask, opened, prompts, say
+from tests.browser.driving import ANSWER, Held, ask, opened, prompts, say
 from tests.http.fake import FakeEngine, Step, delta, words
 from tests.http.serving import served
 
@@ -101,6 +101,8 @@ def test_a_server_that_dies(page: Any) -> None:
         say(page, "my long message")
         failed(page, "cannot be reached", has_id=False)
         page.unroute("**/v1/chat/completions")
+        # A poll that fails would take the button away.
+        page.route("**/health", lambda route: route.fulfill(json={"status": "ok"}))
         page.context.set_offline(True)
         page.click("#retry")
         failed(page, "This computer is offline.", has_id=False)
@@ -164,9 +166,9 @@ def test_a_browser_that_keeps_nothing(page: Any) -> None:
 
 
 def test_a_message_outlives_a_reload_while_it_is_answered(page: Any) -> None:
-    with served(FakeEngine(script=lambda request: words(request, delay_s=0.3))) as server:
+    with served(FakeEngine(script=Held())) as server:
         opened(page, server)
         say(page, "my long message")
-        expect(page.locator(".answer .body")).to_contain_text("w0")
+        expect(page.locator(".answer .body")).to_have_text("begun")
         page.reload()
         expect(page.locator("#prompt")).to_have_value("my long message")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,8 +62,15 @@ def test_the_tints_of_the_text_are_the_tokens_sources(asked: Any) -> None:
     assert painted(asked, "ink-suffix") == "):\n|    return items"
 
 
-def details(page: Any) -> str:
-    return page.locator(".inspector.shown").inner_text()
+def details(page: Any, *texts: str) -> None:
+    """Wait until the details of a token say all of this."""
+    for text in texts:
+        expect(page.locator(".inspector.shown")).to_contain_text(text)
+
+
+def is_at(page: Any, number: int) -> None:
+    """Wait until the details are those of this token."""
+    expect(page.locator(".inspector.shown .muted").first).to_have_text(f"token {number}")
 
 
 def test_a_token_is_explained_under_the_pointer_and_at_a_tap(asked: Any) -> None:
@@ -74,17 +82,17 @@ def test_a_token_is_explained_under_the_pointer_and_at_a_tap(asked: Any) -> None
             const { x, y, width, height } = range.getBoundingClientRect(); return [x + width / 2, y + height / 2]; }"""
     )
     asked.mouse.move(*box)
-    assert "·first" in details(asked)
-    assert "guessed by draft-model, token 1 of 3 drafted" in details(asked)
-    assert "draft-model drafted 3, 2 accepted. Rejected: “items”; the target chose “values”." in details(
-        asked
+    details(
+        asked,
+        "·first",
+        "guessed by draft-model, token 1 of 3 drafted",
+        "draft-model drafted 3, 2 accepted. Rejected: “items”; the target chose “values”.",
     )
     asked.mouse.move(5, 5)
     expect(asked.locator(".inspector.shown")).to_have_count(0)
     as_tokens(asked)
     asked.locator(".token").nth(9).click()
-    assert "written by the target itself" in details(asked)
-    assert "Nothing drafted: drafters had no guess." in details(asked)
+    details(asked, "written by the target itself", "Nothing drafted: drafters had no guess.")
 
 
 @pytest.mark.parametrize("view", ["Text", "Tokens"])
@@ -93,13 +101,13 @@ def test_arrow_keys_go_through_the_tokens(asked: Any, view: str) -> None:
         as_tokens(asked)  # waits for them: what a click has just put there hears no keys yet
     asked.locator(".answer .body, .answer .tokens").focus()
     asked.keyboard.press("ArrowRight")
-    assert "token 1\n" in details(asked)
+    is_at(asked, 1)
     asked.keyboard.press("ArrowRight")
-    assert "guessed by draft-model" in details(asked)
+    details(asked, "guessed by draft-model")
     asked.keyboard.press("End")
-    assert f"token {len(PIECES)}\n" in details(asked)
+    is_at(asked, len(PIECES))
     asked.keyboard.press("ArrowLeft")
-    assert "no guess" in details(asked)
+    details(asked, "no guess")
     asked.keyboard.press("Escape")
     expect(asked.locator(".inspector.shown")).to_have_count(0)
 
@@ -112,8 +120,9 @@ def test_end_comes_to_the_last_token_that_has_a_text(page: Any) -> None:
     with served(FakeEngine(script=ends)) as server:
         opened(page, server)
         ask(page, "hello")
+        expect(page.locator(".answer .body")).to_have_text("one two")
         page.press(".answer .body", "End")
-        assert "token 2\n" in details(page)
+        is_at(page, 2)
 
 
 def test_a_server_that_tells_no_steps(page: Any) -> None:
@@ -125,7 +134,7 @@ def test_a_server_that_tells_no_steps(page: Any) -> None:
         marks = page.locator(".token").evaluate_all("all => all.map(one => one.classList.contains('first'))")
         assert marks == [True, False, True, False]
         page.locator(".token").first.hover()
-        assert details(page).endswith("guessed by draft-model")
+        expect(page.locator(".inspector.shown")).to_have_text(re.compile("guessed by draft-model$"))
 
 
 CONTRASTS = """() => {
@@ -167,7 +176,7 @@ def test_text_is_readable_on_every_tint(page: Any, scheme: str) -> None:
 
 def test_forced_colours_leave_letters_and_lines(asked: Any) -> None:
     asked.emulate_media(forced_colors="active")
-    assert asked.locator("#legend i").all_inner_texts() == ["", "P", "D", "N"]
+    expect(asked.locator("#legend i")).to_have_text(["", "P", "D", "N"])
     # Text is the system's on the system's, not as if it were selected, and lines differ by drafter.
     told = asked.evaluate(
         """() => ['draft-model', 'suffix'].map(one => {

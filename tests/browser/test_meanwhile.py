@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pytest
 
-from slipstream.engine.api import Request
-from slipstream.engine.errors import EngineFault
-from tests.browser.driving import ask, opened, prompts, say
-from tests.http.fake import Step, delta, done, words
+from tests.browser.driving import Held, ask, opened, prompts, say
+from tests.http.fake import words
 from tests.http.serving import Served, served
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -20,23 +16,6 @@ expect = playwright.expect
 
 BODY = ".answer .body"
 EDITED = ".editing textarea"
-
-
-class Held:
-    """A script that says a word and then waits to be let go on."""
-
-    def __init__(self, fails: bool = False) -> None:
-        self.fails = fails
-        self.go = Event()
-
-    def __call__(self, request: Request) -> Iterator[Step]:
-        yield delta("begun ")
-        while not self.go.is_set():
-            yield 0.02
-        if self.fails:
-            raise EngineFault("broken")
-        yield delta("ended")
-        yield done(request, 2)
 
 
 def is_writing(page: Any, server: Served, *, fails: bool = False) -> Held:

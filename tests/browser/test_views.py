@@ -24,7 +24,7 @@ expect = playwright.expect
 def waits(request: Request) -> Iterator[Step]:
     first, *rest = words(request)
     yield first
-    yield 5.0
+    yield 60.0  # longer than what is looked at meanwhile takes
     yield from rest
 
 
