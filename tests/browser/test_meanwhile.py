@@ -68,6 +68,43 @@ def test_files_that_were_attached_meanwhile_stay(page: Any, tmp_path: Path) -> N
         expect(page.locator(".attachments li")).to_contain_text(["sent.txt", "later.txt"])
 
 
+def sent_early(page: Any, path: Path, data: bytes) -> None:
+    """Send a message whose file is not read yet."""
+    path.write_bytes(data)
+    page.evaluate(SLOW_FILE)
+    page.set_input_files("#files", path)
+    page.wait_for_function("() => window.letGo !== undefined")
+    say(page, "Look")
+
+
+def test_a_message_stays_where_its_file_is_refused(page: Any, tmp_path: Path) -> None:
+    with served() as server:
+        opened(page, server)
+        sent_early(page, tmp_path / "a.bin", b"\0\xff")
+        page.evaluate("window.letGo()")
+        expect(page.locator("#composer [role=alert]")).to_have_text("a.bin is not a text file.")
+        expect(page.locator("#prompt")).to_have_value("Look")
+        ask(page, "Look again")
+        assert prompts(server) == [[("user", "Look again")]]
+
+
+@pytest.mark.parametrize("button", ["text=Regenerate", "#new"])
+def test_a_message_stays_where_it_can_no_longer_be_sent(page: Any, tmp_path: Path, button: str) -> None:
+    """Its file is read only when a reply is being written, or in another chat."""
+    with served() as server:
+        opened(page, server)
+        ask(page, "first")
+        sent_early(page, tmp_path / "a.txt", b"x = 1")
+        held = server.engine.script = Held()
+        page.click(button)
+        page.evaluate("window.letGo()")
+        expect(page.locator(".attachments li")).to_have_count(1)
+        expect(page.locator("#prompt")).to_have_value("Look")
+        held.go.set()
+        expect(page.locator("#send")).to_have_text("Send")
+        assert len(server.engine.requests) == (1 if button == "#new" else 2)
+
+
 @pytest.mark.parametrize("buttons", [["[aria-label='Delete first']"], ["#delete-all", "#delete-all"]])
 def test_a_chat_that_is_deleted_does_not_come_back(page: Any, buttons: list[str]) -> None:
     with served() as server:
@@ -126,6 +163,16 @@ def test_of_two_chats_the_one_chosen_last_is_shown(page: Any) -> None:
         page.wait_for_function("() => window.isRead")
         expect(page.locator(".question > pre")).to_have_text(["second"])
 
+
+# The next file that is read is there only when the page is let go on.
+SLOW_FILE = """() => {
+    const read = Blob.prototype.arrayBuffer
+    Blob.prototype.arrayBuffer = async function () {
+        await new Promise(resolve => { window.letGo = resolve })
+        Blob.prototype.arrayBuffer = read
+        return read.call(this)
+    }
+}"""
 
 # The next chat that is read comes late.
 SLOW = """() => {

@@ -28,9 +28,12 @@ async function submit(): Promise<void> {
     stop();
     return;
   }
-  await settled(); // a file that is still being read belongs to this message
-  if (!isReady.value || isEmpty(drafted())) return;
+  const into = conversation.value;
   refused.value = "";
+  await settled(); // a file that is still being read belongs to this message
+  // Where it was refused, or something else was begun meanwhile, the message stays here.
+  if (refused.value || isWriting() || into !== conversation.value) return;
+  if (!isReady.value || isEmpty(drafted())) return;
   send(takeDraft());
   requestAnimationFrame(toEnd);
 }
