@@ -164,6 +164,23 @@ def test_of_two_chats_the_one_chosen_last_is_shown(page: Any) -> None:
         expect(page.locator(".question > pre")).to_have_text(["second"])
 
 
+def test_a_message_sent_before_its_chat_is_read_is_not_hidden(page: Any) -> None:
+    with served() as server:
+        opened(page, server)
+        ask(page, "first")
+        page.click("#new")
+        ask(page, "second")
+        page.evaluate(SLOW)
+        page.click("#chats a:text-is('first')")
+        is_begun = server.engine.script = Held()
+        say(page, "third")
+        page.wait_for_function("() => window.isRead")
+        expect(page.locator(".question > pre")).to_have_text(["first"])
+        expect(page.locator("#send")).to_have_text("Send")
+        expect(page.locator("#chats a")).to_have_count(2)
+        is_begun.go.set()
+
+
 # The next file that is read is there only when the page is let go on.
 SLOW_FILE = """() => {
     const read = Blob.prototype.arrayBuffer

@@ -194,9 +194,10 @@ function leave(): void {
 export async function openConversation(id: string): Promise<void> {
   opening = id;
   if (conversation.value.id === id) return;
-  leave();
   const saved = await open(id).catch(() => undefined);
-  if (saved && opening === id) conversation.value = Conversation.from(saved);
+  if (!saved || opening !== id) return;
+  leave(); // only now: what was begun meanwhile would go on unseen
+  conversation.value = Conversation.from(saved);
 }
 
 export function chooseBranch(node: Node, step: number): void {
