@@ -160,6 +160,29 @@ def test_a_key_is_asked_for_and_forgotten_with_the_tab(page: Any) -> None:
         expect(other.locator("#status")).to_have_text("needs an API key")
 
 
+def test_a_refusal_that_comes_late_is_of_the_old_key(page: Any) -> None:
+    """Answers need not come in the order of their requests."""
+    asked: list[Any] = []
+
+    def first_is_held(route: Any) -> None:
+        asked.append(route)
+        if len(asked) > 1:
+            route.continue_()
+
+    with served(api_key="letmein") as server:
+        page.route("**/props", first_is_held)
+        page.goto(server.url)
+        page.wait_for_selector("#prompt:enabled")  # is asked for without a key
+        page.fill("#key", "letmein")
+        page.press("#key", "Tab")
+        expect(page.locator("#model")).to_have_text("fake/model")
+        with page.expect_event("requestfinished", lambda one: one.url.endswith("/props")):
+            asked[0].continue_()
+        # By then the page has read the refusal.
+        page.evaluate("fetch('health').then(one => one.json())")
+        expect(page.locator("#status")).to_have_text("ready")
+
+
 def test_it_works_below_a_prefix(page: Any) -> None:
     with served(api_prefix="/llm") as server:
         opened(page, server, "/llm/")

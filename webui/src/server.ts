@@ -26,11 +26,18 @@ export function inWords(): string {
   return trouble.value ?? WORDS[state.value] ?? state.value;
 }
 
+let nReads = 0;
+
+// Of answers that overtake each other only that to the last request counts: an earlier one may be of an earlier key.
 export async function readProps(): Promise<void> {
+  const mine = ++nReads;
   try {
-    props.value = await read<Props>("props");
+    const got = await read<Props>("props");
+    if (mine !== nReads) return;
+    props.value = got;
     trouble.value = null;
   } catch (error) {
+    if (mine !== nReads) return;
     const failure = error as Failure;
     trouble.value = failure.status === 401 ? "needs an API key" : failure.sentence;
   }
