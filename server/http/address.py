@@ -16,6 +16,8 @@ from slipstream.engine.settings import Settings
 from slipstream.server.http.limits import unix_path
 
 BACKLOG = 2048
+# Other refusals are of the address: one of another machine, or no IPv6 here.
+_OF_THE_PORT = (errno.EADDRINUSE, errno.EACCES)
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -48,7 +50,8 @@ def _bind_tcp(settings: Settings) -> socket.socket:
         port.listen(BACKLOG)
     except OSError as error:
         port.close()
-        raise SettingError("port", settings.port, error.strerror or str(error)) from error
+        name = "port" if error.errno in _OF_THE_PORT else "host"
+        raise SettingError(name, getattr(settings, name), error.strerror or str(error)) from error
     return port
 
 
