@@ -43,6 +43,12 @@ def _plan(call: Call) -> int:
     return 0 if told["refusal"] is None else EXIT_CANNOT_LOAD
 
 
+def _config_file(text: str) -> str:
+    if not Path(text).exists():
+        raise ValueError(f"{text}: no such file")
+    return text
+
+
 PLAN = Subcommand(
     name="plan",
     usage="(-m MODEL | --config FILE) [--memory GiB] [options]",
@@ -67,6 +73,7 @@ PLAN = Subcommand(
             flag="--config",
             metavar="FILE",
             meaning="the model's config.json, instead of -m",
+            read=_config_file,
             sets="model",
         ),
         Argument(
@@ -74,6 +81,7 @@ PLAN = Subcommand(
             flag="--draft-config",
             metavar="FILE",
             meaning="a draft model's config.json, instead of -md",
+            read=_config_file,
             sets="model_draft",
         ),
     ),

@@ -22,6 +22,7 @@ from tests.public_configs import CONFIGS
 from tests.service.test_engine_contract import DEMO
 
 TARGET, DRAFT = str(DEMO / "target"), str(DEMO / "draft")
+CONFIG = f"{TARGET}/config.json"
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str, **environ: str) -> dict[str, Any]:
@@ -89,7 +90,7 @@ def test_an_mtp_layer_in_the_files_and_recurrent_layers(
 
 
 def test_settings_from_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
-    told = planned(capsys, "--config", f"{TARGET}/config.json", SLIPSTREAM_PARALLEL="3", SLIPSTREAM_PORT="1")
+    told = planned(capsys, "--config", CONFIG, SLIPSTREAM_PARALLEL="3", SLIPSTREAM_PORT="1")
     assert (told["n_slots"], told["memory_bytes"]) == (3, None)
     told = planned(capsys, "-c", "300", SLIPSTREAM_MODEL=TARGET, SLIPSTREAM_CTX_SIZE="600")
     assert told["n_ctx"] == 300
@@ -160,8 +161,10 @@ def test_what_cannot_be_planned(capsys: pytest.CaptureFixture[str], arguments: l
             "argument --memory: lots: must be a number of GiB or one of H200, H100",
         ),
         (["-m", TARGET, "--memory", "0"], "argument --memory: 0: must be"),
-        (["-m", TARGET, "--config", "x.json"], "--model and --config: give one of them"),
-        (["-m", TARGET, "-md", "x", "--draft-config", "y"], "--model-draft and --draft-config"),
+        (["-m", TARGET, "--config", CONFIG], "--model and --config: give one of them"),
+        (["-m", TARGET, "-md", "x", "--draft-config", CONFIG], "--model-draft and --draft-config"),
+        (["--config", "nowhere/config.json"], "argument --config: nowhere/config.json: no such file"),
+        (["-m", TARGET, "--draft-config", "y.json"], "argument --draft-config: y.json: no such file"),
         (["-m", TARGET, "--port", "1"], "unrecognized arguments: --port"),
         (["-m", TARGET, "-np", "0"], "--parallel 0: must be at least 1"),
     ],
