@@ -15,6 +15,7 @@ from typing import Any
 from slipstream.engine.errors import LoadError, RequestError
 from slipstream.server.command import profile_table
 from slipstream.server.command.completion import SHELLS, script
+from slipstream.server.command.flags import BY_NAME
 from slipstream.server.command.forecast_table import GPUS, memory_of, table
 from slipstream.server.command.healthcheck import healthcheck
 from slipstream.server.command.ray_serve import RAY_SERVE
@@ -184,8 +185,10 @@ def _compile_ahead(call: Call) -> int:
     from slipstream.kernels.cuda.nvrtc import ARCHITECTURES
     from slipstream.kernels.dispatch import CannotRunError
 
-    if "model" in call.given:
-        call.refuse("--arch has no use with --model: what it compiles is the same for all models")
+    for name in call.given:
+        call.refuse(
+            f"{BY_NAME[name].flags[0]} has no use with --arch, which compiles the same for all models"
+        )
     names = [name.strip() for name in call.own["arch"].split(",")]
     if unknown := [name for name in names if name not in ARCHITECTURES]:
         call.refuse(f"--arch {unknown[0]}: none of {', '.join(ARCHITECTURES)}")

@@ -77,7 +77,8 @@ def test_every_subcommand_is_listed_and_explains_itself(capsys: pytest.CaptureFi
         ([], "--model is needed"),
         (["compile"], "--model is needed"),
         (["compile", "--arch", "sm_90a,sm_91"], "--arch sm_91: none of sm_80, sm_89, sm_90, sm_90a"),
-        (["compile", "-m", "x", "--arch", "sm_90a"], "--arch has no use with --model"),
+        (["compile", "-m", "x", "--arch", "sm_90a"], "--model has no use with --arch"),
+        (["compile", "--arch", "sm_90a", "-c", "4096"], "--ctx-size has no use with --arch"),
     ],
 )
 def test_words_that_mean_nothing(capsys: pytest.CaptureFixture[str], arguments: list[str], told: str) -> None:
