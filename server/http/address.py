@@ -41,9 +41,9 @@ def _bind_tcp(settings: Settings) -> socket.socket:
         )
         # `localhost` has an IPv4 and an IPv6 address. IPv4 is preferred: clients try it at least as often.
         family, kind, protocol, _, address = sorted(found, key=lambda one: one[0] != socket.AF_INET)[0]
+        port = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:  # the latter for names that DNS cannot have, as `a..b`
         raise SettingError("host", settings.host, str(error)) from error
-    port = socket.socket(family, kind, protocol)
     try:
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         port.bind(address)

@@ -303,6 +303,16 @@ def test_a_host_that_is_not_ours(host: str, caplog: pytest.LogCaptureFixture) ->
     assert told["reason"].startswith(f"--host {host}: ")
 
 
+def test_a_host_of_a_family_that_the_system_lacks(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_none = (-2, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("::1", 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [of_none])
+    assert run(Settings(model="x", port=0, host="::1"), load) == 3
+    (told,) = logged(caplog, "cannot_start")
+    assert told["reason"].startswith("--host ::1: ")
+
+
 def test_a_folder_of_images_that_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
     assert run(Settings(model="x", port=0, media_path="/no/such"), load) == 3
     assert logged(caplog, "cannot_start")[0]["reason"].startswith("--media-path /no/such: ")
