@@ -25,6 +25,20 @@ LOADED = (
     "slipstream.server.command.starting",
     "slipstream.engine.service.start.launch",
     "transformers.utils.chat_parsing",
+    # Operators load when they are chosen among.
+    "slipstream.kernels.attention.cpu",
+    "slipstream.kernels.choose.cpu",
+    "slipstream.kernels.choose.reference",
+    "slipstream.kernels.gated.cpu",
+    "slipstream.kernels.gated_delta.cpu",
+    "slipstream.kernels.gated_norm.cpu",
+    "slipstream.kernels.matmul.cpu",
+    "slipstream.kernels.matmul.tiled",
+    "slipstream.kernels.mla.cpu",
+    "slipstream.kernels.moe.cpu",
+    "slipstream.kernels.norm.cpu",
+    "slipstream.kernels.norm_rope_write.cpu",
+    "slipstream.kernels.short_conv.cpu",
 )
 
 

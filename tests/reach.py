@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -44,17 +44,27 @@ def _digest(path: Path) -> str:
 def _declared(tree: ast.Module) -> Iterator[str]:
     """The patterns of `ABOUT`."""
     for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ABOUT":
-            yield from ast.literal_eval(node.value)
+        match node:
+            case ast.Assign(targets=[ast.Name(id="ABOUT")]):
+                yield from ast.literal_eval(node.value)
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
     """Names that are modules, or stand in one, wherever in the file they are imported."""
-    for node in ast.walk(tree):
+    for node in _statements(tree.body):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Those of a body and of all bodies in it. `ast.walk` looks at every expression too, which takes three times as long."""
+    for node in body:
+        yield node
+        for inner in ("body", "orelse", "handlers", "finalbody", "cases"):
+            if isinstance(part := getattr(node, inner, None), list):
+                yield from _statements(part)
 
 
 def _sources(name: str, root: Path) -> Iterator[Path]:

@@ -31,6 +31,7 @@ from tests.wound_clock import WoundClock
 pytestmark = pytest.mark.sampled(keep=4, together=True)
 
 N_MAX = 5
+TICK_S = 0.2  # of an engine's clock: one pass of each width is enough to warm up
 NETWORKS = ("draft-model", "draft-eagle3", "draft-mtp")
 PROMPT, REPLY = random_tokens(40, 0, 4000), random_tokens(60, 1, 4000)
 
@@ -70,7 +71,7 @@ def test_a_recited_reply_takes_the_passes_that_its_right_guesses_leave(
     lab: PlannedLab, wrong: tuple[int, ...]
 ) -> None:
     lab.guesses = [token_id + (i in wrong) for i, token_id in enumerate(REPLY)]
-    stage = Stage(lab, ("scripted",), adaptive=False, now=WoundClock(1e-4))
+    stage = Stage(lab, ("scripted",), adaptive=False, now=WoundClock(TICK_S))
     reply = stage.play([Task("made up", PROMPT, REPLY)], ("scripted",), N_MAX).replies[0]
     assert tuple(reply.token_ids) == REPLY
     seconds, n_tokens, n_passes = reply.decoding(len(REPLY))
@@ -83,7 +84,7 @@ def test_a_recited_reply_takes_the_passes_that_its_right_guesses_leave(
 @pytest.fixture(scope="module")
 def tasks(lab: PlannedLab) -> list[Task]:
     """With the target's own replies, which networks foretell."""
-    return Stage(lab).answered(demo_tasks(lab, "rename", 2, 40))
+    return Stage(lab, now=WoundClock(TICK_S)).answered(demo_tasks(lab, "rename", 2, 40))
 
 
 @pytest.mark.parametrize("captured", [False, True])
@@ -91,7 +92,7 @@ def tasks(lab: PlannedLab) -> list[Task]:
 def test_passes_that_overlap_say_the_same_and_keep_the_same_drafts(
     lab: PlannedLab, tasks: list[Task], types: tuple[str, ...], captured: bool
 ) -> None:
-    clock = WoundClock(1e-4)
+    clock = WoundClock(TICK_S)
     stage = Stage(lab, types, n_slots=2, adaptive=False, captured=captured, overlaps=False, now=clock)
     asked = [*tasks, *(replace(task, reply=(), max_tokens=task.n_tokens, may_end=True) for task in tasks)]
 
@@ -144,8 +145,9 @@ def test_rows_come_from_passes_that_overlap_as_they_say(
 @pytest.mark.parametrize("captured", [False, True])
 def test_nobody_else_hears_a_text_that_is_recited(lab: PlannedLab, captured: bool, overlaps: bool) -> None:
     free = replace(demo_tasks(lab, "continue", 1, 24)[0], may_end=True)
-    alone = Stage(lab).play([free]).replies[0]
-    stage = Stage(lab, n_slots=2, captured=captured, overlaps=overlaps)
+    clock = WoundClock(TICK_S)
+    alone = Stage(lab, now=clock).play([free]).replies[0]
+    stage = Stage(lab, n_slots=2, captured=captured, overlaps=overlaps, now=clock)
     recited = Task("made up", PROMPT, REPLY)
     for tasks in ([free, recited], [recited, free]):  # a slot's next request is not its last one
         meant = [task.reply or tuple(alone.token_ids) for task in tasks]
@@ -154,14 +156,14 @@ def test_nobody_else_hears_a_text_that_is_recited(lab: PlannedLab, captured: boo
 
 
 def test_a_reply_that_is_not_the_recited_one_is_an_error(lab: PlannedLab) -> None:
-    stage = Stage(lab)
+    stage = Stage(lab, now=WoundClock(TICK_S))
     stage._voice.recite = lambda slot_id, text: None  # type: ignore[method-assign]
     with pytest.raises(AssertionError, match="not what was recited"):
         stage.play([Task("made up", PROMPT, REPLY)])
 
 
 def test_fewer_streams_than_slots_run_at_once(lab: PlannedLab) -> None:
-    stage, most = Stage(lab, n_slots=4), []
+    stage, most = Stage(lab, n_slots=4, now=WoundClock(TICK_S)), []
     step = stage.engine.step
 
     def watched() -> Any:
