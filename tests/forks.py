@@ -20,27 +20,6 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-# Everything that a server on the CPU has loaded once it is ready.
-LOADED = (
-    "slipstream.server.command.starting",
-    "slipstream.engine.service.start.launch",
-    "transformers.utils.chat_parsing",
-    # Operators load when they are chosen among.
-    "slipstream.kernels.attention.cpu",
-    "slipstream.kernels.choose.cpu",
-    "slipstream.kernels.choose.reference",
-    "slipstream.kernels.gated.cpu",
-    "slipstream.kernels.gated_delta.cpu",
-    "slipstream.kernels.gated_norm.cpu",
-    "slipstream.kernels.matmul.cpu",
-    "slipstream.kernels.matmul.tiled",
-    "slipstream.kernels.mla.cpu",
-    "slipstream.kernels.moe.cpu",
-    "slipstream.kernels.norm.cpu",
-    "slipstream.kernels.norm_rope_write.cpu",
-    "slipstream.kernels.short_conv.cpu",
-)
-
 
 class Forked:
     """A process with the methods of `subprocess.Popen` that tests use."""
@@ -88,7 +67,7 @@ class Forked:
 @cache
 def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(LOADED))
+    context.set_forkserver_preload(["tests.loaded"])
     return context
 
 

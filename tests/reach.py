@@ -59,7 +59,7 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 
 def _statements(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Those of a body and of all bodies in it. `ast.walk` looks at every expression too, which takes three times as long."""
+    """Those of a body and of all bodies in it, expressions aside: with `ast.walk` this takes three times as long."""
     for node in body:
         yield node
         for inner in ("body", "orelse", "handlers", "finalbody", "cases"):

@@ -139,10 +139,10 @@ def lab(pair_of: Callable[[str], Pair], tmp_path_factory: pytest.TempPathFactory
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("n", range(len(SAMPLINGS)), ids=list(SAMPLINGS))
-def test_text_is_that_of_plain_decoding(lab: Lab, n: int) -> None:
+def test_text_is_that_of_plain_decoding(lab: Lab, n: int, *, is_whole: bool) -> None:
     """Whatever is drafted, cut, cancelled, resumed, preempted or saved, with passes replayed and launched early."""
     name = list(SAMPLINGS)[n]
-    cases = demo_cases(lab, name, 4)
+    cases = demo_cases(lab, name, 4 if is_whole else 2)
     expected = play(lab, Bench(), cases)
     for i, chain in enumerate(((NAME,), ("prediction", "suffix", "draft-model", NAME))):
         for bench in list(benches(chain))[(i + n) % 3 :: 3]:

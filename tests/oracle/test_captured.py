@@ -37,12 +37,12 @@ def test_every_captured_size_gives_the_bits_of_the_pass_itself_with_windows(tmp_
 
 
 @pytest.mark.parametrize("kind", ["paged", "window", "many-heads"])
-def test_ranks_replay_together(kind: str, tmp_path: Path) -> None:
+def test_ranks_replay_together(kind: str, tmp_path: Path, *, is_whole: bool) -> None:
     """Gatherings are captured as well, and the first rank names the frame that all of them replay."""
     lab = RanksLab(folders_of(kind, tmp_path), torch.bfloat16, 2)
     if kind != "many-heads":  # whose states move with every pass
         assert compare_all_sizes(lab) == []
-    n_accepted, same = same_drafts(lab, ("draft-model",), n_cases=3)
+    n_accepted, same = same_drafts(lab, ("draft-model",), n_cases=3 if is_whole else 1)
     assert same
     assert n_accepted > 0
     lab.divided.close()

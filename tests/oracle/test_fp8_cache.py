@@ -173,10 +173,11 @@ def test_other_dtypes_are_refused() -> None:
         attention(random(2, 1, 8, dtype=torch.float32), keys, values.float(), spans, 1.0)
 
 
-def test_text_is_that_of_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.sampled
+def test_text_is_that_of_plain_decoding(monkeypatch: pytest.MonkeyPatch, *, is_whole: bool) -> None:
     """The lab's stores of target, draft and heads in eight bits: other text than in sixteen, the same with drafts."""
     lab = Lab(DEMO, torch.bfloat16)
-    cases = demo_cases(lab, "all", 5)
+    cases = demo_cases(lab, "all", 5 if is_whole else 3)
     sixteen = play(lab, Bench(), cases)
     monkeypatch.setattr(
         bench_of, "Store", lambda needs, *rest: Store([one.kept_in(FP8) for one in needs], *rest)

@@ -129,7 +129,7 @@ def test_the_file_drafts(pair: Made, target: Network, tmp_path: Path) -> None:
     played = []
     for of, head in ((pair.target, pair.folder), (pair.target, path), (file, path)):
         lab = Lab(Folders(of, None, {"draft-assistant": head}), torch.float32, n_ctx=512)
-        cases = demo_cases(lab, "warm", 3)
+        cases = demo_cases(lab, "warm", 2)
         one = play(lab, Bench(("draft-assistant",), adaptive=False), cases)
         assert one.tokens == play(lab, Bench(), cases).tokens
         counts = [(done.speculation.n_drafted, done.speculation.n_accepted) for done in one.done.values()]

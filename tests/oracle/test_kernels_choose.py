@@ -19,8 +19,16 @@ from slipstream.kernels.choose.mass import weights
 from slipstream.kernels.choose.op import Choice, RowParams, choose
 from slipstream.kernels.choose.reference import survivors
 from slipstream.kernels.choose.truncate import LEAST, SEGMENT, find_cut, new_work, scan, survives
-from slipstream.kernels.compiled import float_pointer
+from slipstream.kernels.compiled import SOURCES, F, float_pointer
+from slipstream.kernels.disk_cache import cache_on_disk
 from slipstream.kernels.vector import WIDTH, load, store
+
+
+def compiled_once(dispatcher: F) -> F:
+    """Kept on disk as kernels are, until their sources change or this file."""
+    cache_on_disk(dispatcher, SOURCES)
+    return dispatcher
+
 
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", ["reference", "cpu"])
 
@@ -110,6 +118,7 @@ def test_picks_agree_on_many_rows_and_on_a_large_vocabulary() -> None:
             assert torch.equal(run("cpu", logits, rows).token_ids, run("reference", logits, rows).token_ids)
 
 
+@compiled_once
 @numba.njit
 def compiled_weights(source: int, target: int, n: int) -> None:
     for i in range(0, n, WIDTH):
@@ -136,6 +145,7 @@ def test_equal_values_give_the_lowest_id(implementation: str) -> None:
     assert torch.equal(run(implementation, logits, rows).token_ids, value.argmax(1))
 
 
+@compiled_once
 @numba.njit
 def compiled_cut(address: int, n: int, top_k: int, top_p: float) -> Any:
     row, peaks, work = float_pointer(address), np.empty((n + SEGMENT - 1) // SEGMENT, np.float32), new_work(n)

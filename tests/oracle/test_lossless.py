@@ -41,14 +41,15 @@ def lab(request: pytest.FixtureRequest) -> Lab:
 @pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize("n", range(len(SAMPLINGS)), ids=list(SAMPLINGS))
 def test_text_is_that_of_plain_decoding(lab: Lab, n: int, *, is_whole: bool) -> None:
-    """A third of the chains with each sampling in each dtype, on other benches every time.
+    """A third of the chains with each sampling in each dtype, or a sixth; on other benches every time.
 
     `make lossless` runs them all.
     """
+    share = 3 if is_whole else 6
     cases = demo_cases(lab, list(SAMPLINGS)[n], 6 if is_whole else 4)
     expected = play(lab, Bench(), cases)
     first = n + 4 * DTYPES.index(lab.target.dtype)
-    for i, chain in [*enumerate(chains(lab.folders))][first % 3 :: 3]:
+    for i, chain in [*enumerate(chains(lab.folders))][first % share :: share]:
         bench = [*benches(chain)][(i // 3 + first) % 6]
         found = disturbed(lab, bench, cases, expected, seed=i)
         assert found.n_tokens > 0
@@ -63,7 +64,8 @@ def test_text_is_that_of_plain_decoding_with_other_caches(
     lab = Lab(folders_of(kind, tmp_path), torch.bfloat16)
     cases = demo_cases(lab, "all", 4 if is_whole else 2)
     expected = play(lab, Bench(snapshot_bytes=0), cases)
-    for i, chain in enumerate(one for one in chains(lab.folders) if not one or one[0] not in TEXT_DRAFTERS):
+    tried = [one for one in chains(lab.folders) if not one or one[0] not in TEXT_DRAFTERS]
+    for i, chain in [*enumerate(tried)][:: 1 if is_whole else 2]:
         bench = list(benches(chain))[i % 5]
         assert disturbed(lab, bench, cases, expected, seed=i).n_wrong == 0, bench
 
@@ -145,10 +147,13 @@ def _plant_accept_too_many(patch: pytest.MonkeyPatch) -> None:
     "plant", [_plant_blind_penalties, _plant_wrong_position, _plant_commit_too_far, _plant_accept_too_many]
 )
 def test_a_planted_fault_is_seen(
-    lab: Lab, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    lab: Lab, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, *, is_whole: bool
 ) -> None:
     speculate = Speculate(n_max=16)
-    cases = [replace(one, speculate=speculate, sampling=HARSH) for one in demo_cases(lab, "all", 9)]
+    cases = [
+        replace(one, speculate=speculate, sampling=HARSH)
+        for one in demo_cases(lab, "all", 9 if is_whole else 5)
+    ]
     expected = play(lab, Bench(batch_size=512), cases)
     bench = Bench(("scripted",), n_slots=4, adaptive=False)
     assert disturbed(lab, bench, cases, expected, seed=0).n_wrong == 0

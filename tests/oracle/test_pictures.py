@@ -117,7 +117,9 @@ def test_other_pixels_give_other_logits_behind_them_alone(folder: Path, eyes: Ey
     "chain", [("suffix",), ("draft-model",), ("forced", "prediction", "suffix", "draft-model")], ids="+".join
 )
 @pytest.mark.parametrize("variant", ["qwen3_vl", "qwen3_5", "gemma3", "gemma4 bidirectional", "mistral3"])
-def test_drafts_do_not_change_the_text(variant: str, chain: tuple[str, ...], tmp_path: Path) -> None:
+def test_drafts_do_not_change_the_text(
+    variant: str, chain: tuple[str, ...], tmp_path: Path, *, is_whole: bool
+) -> None:
     folders = folders_of(variant, tmp_path)
     lab, seeing = Lab(folders, torch.float32), Eyes(folders, torch.float32)
     try:
@@ -125,7 +127,8 @@ def test_drafts_do_not_change_the_text(variant: str, chain: tuple[str, ...], tmp
     finally:
         seeing.close()
     expected = play(lab, Bench(), cases, seed=7)
-    found = [disturbed(lab, bench, cases, expected, seed) for seed, bench in enumerate(benches(chain))]
+    tried = [*enumerate(benches(chain))][:: 1 if is_whole else 2]
+    found = [disturbed(lab, bench, cases, expected, seed) for seed, bench in tried]
     assert sum(one.n_wrong for one in found) == 0
     if "draft-model" in chain:  # random networks seldom write what suffixes are found in
         assert sum(one.n_accepted for one in found) > 0

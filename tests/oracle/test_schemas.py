@@ -27,8 +27,11 @@ def lab() -> Lab:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_every_reply_validates_and_is_the_same_with_drafts(lab: Lab, temperature: float) -> None:
+def test_every_reply_validates_and_is_the_same_with_drafts(
+    lab: Lab, temperature: float, *, is_whole: bool
+) -> None:
     assert len(SCHEMAS) >= 60
+    schemas = [*SCHEMAS.items()][:: 1 if is_whole else 2]
     prompt = tuple(lab.tokenizer.encode(PROMPT))
     cases = [
         Case(
@@ -41,10 +44,10 @@ def test_every_reply_validates_and_is_the_same_with_drafts(lab: Lab, temperature
             LONGEST,
             asks=replace(ASKS, grammar=Grammar("json_schema", json.dumps(schema))),
         )
-        for i, (name, schema) in enumerate(SCHEMAS.items())
+        for i, (name, schema) in enumerate(schemas)
     ]
     plain = play(lab, Bench(n_slots=8, n_pages=1024), cases)
-    for i, (name, schema) in enumerate(SCHEMAS.items()):
+    for i, (name, schema) in enumerate(schemas):
         assert plain.done[i].reason == "stop", name
         reply = json.loads(lab.tokenizer.decode(plain.tokens[i]))
         jsonschema.validate(reply, schema, format_checker=FORMATS)

@@ -217,14 +217,16 @@ async def test_ranks_capture_their_passes_together_or_the_server_does_not_start(
     await served.close()
 
 
-def test_a_start_on_the_cpu_loads_no_compiler_of_kernels_for_gpus() -> None:
+def test_a_start_on_the_cpu_loads_nothing_for_gpus_and_no_web_framework() -> None:
     """torch imports its own, and Triton with it, for some operations on tensors without memory; that takes a second."""
     code = (
         "import asyncio, sys\n"
         "from slipstream.engine.service.start.launch import launch\n"
         "from slipstream.engine.settings import Settings\n"
         "asyncio.run(launch(Settings(model='demo/target', model_draft='demo/draft', parallel=1)).close())\n"
-        "print(*{'triton', 'torch._dynamo', 'transformers'} & set(sys.modules))"
+        "needless = {'triton', 'torch._dynamo', 'transformers', 'pydantic', 'fastapi', 'starlette', 'uvicorn'}\n"
+        "ours = {one for one in sys.modules if one.startswith('slipstream.kernels.')}\n"
+        "print(*needless & set(sys.modules), *(one for one in ours if one.endswith(('.cuda', '.triton'))))"
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout.strip()) == (0, ""), run.stderr

@@ -20,7 +20,7 @@ from slipstream.engine.errors import SettingError
 from slipstream.engine.ranks import Ranks
 from slipstream.engine.service.start.launch import launch
 from slipstream.engine.settings import Settings
-from tests.process import DEMO, ROOT, SERVER, forked, running
+from tests.process import DEMO, ROOT, SERVER, forked
 
 TWO = (*DEMO, "-tp", "2", "--threads", "2")
 LOST_S = 10.0  # the longest that a lost rank may go unnoticed
@@ -79,7 +79,7 @@ def test_an_idle_server_notices_too(tmp_path: Path) -> None:
 
 
 def test_its_ranks_end_with_a_server_and_leave_no_folder(tmp_path: Path) -> None:
-    with running(tmp_path / "log", TWO, environ={"TMPDIR": str(tmp_path)}) as server:
+    with forked(tmp_path / "log", TWO, environ={"TMPDIR": str(tmp_path)}) as server:
         (rank,) = ranks_of(server.process.pid)
         assert [*tmp_path.glob("slipstream-ranks-*")]
         server.process.kill()

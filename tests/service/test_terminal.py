@@ -17,8 +17,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.forks import Forked
 from tests.process import DEMO, ROOT
 
+ABOUT = ("server/command/*.py",)
 WITHIN_S = 120.0
 
 
@@ -130,6 +132,7 @@ def test_ctrl_c_twice_ends_at_once() -> None:
         assert "Traceback" not in one.text
 
 
+@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize(
     ("arguments", "status", "last"),
     [
@@ -150,23 +153,25 @@ def test_mistakes_end_in_a_line_that_helps(arguments: list[str], status: int, la
         assert len(lines(one.text)) <= 2
 
 
-def test_a_model_that_does_not_fit_says_what_would() -> None:
-    with terminal(*DEMO, "--port", "0", "--cache-size", "1", "--ctx-size", "2048") as one:
-        assert one.ends() == 3
-        (line,) = [line for line in lines(one.text) if "cannot_load" in line]
-        assert "--ctx-size" in line
-        assert "would fit" in line
-        assert "Traceback" not in one.text
+def why_it_does_not_load(log: Path, *arguments: str) -> str:
+    """The one line that says so. The last word on a terminal is that of `test_mistakes_end_in_a_line_that_helps`."""
+    process = Forked("slipstream.server", (*arguments, "--port", "0"), os.environ, ROOT, log)
+    assert process.wait(WITHIN_S) == 3
+    assert "Traceback" not in log.read_text()
+    (line,) = [line for line in lines(log.read_text()) if "cannot_load" in line]
+    return line
+
+
+def test_a_model_that_does_not_fit_says_what_would(tmp_path: Path) -> None:
+    line = why_it_does_not_load(tmp_path / "log", *DEMO, "--cache-size", "1", "--ctx-size", "2048")
+    assert "--ctx-size" in line
+    assert "would fit" in line
 
 
 def test_a_gguf_file_that_is_damaged_is_named(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF\x03\x00\x00\x00" + b"\xff" * 16)
-    with terminal("-m", str(path), "--port", "0") as one:
-        assert one.ends() == 3
-        (line,) = [line for line in lines(one.text) if "cannot_load" in line]
-        assert str(path) in line
-        assert "Traceback" not in one.text
+    assert str(path) in why_it_does_not_load(tmp_path / "log", "-m", str(path))
 
 
 OWN_SERVER = ("chat", "-m", "demo/target", "--no-exact")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -476,9 +477,15 @@ def known_of(format_: Format, vocabulary: Tokenizer | None) -> Known:
     )
 
 
+@cache
+def judge_of(vocabulary: str) -> llguidance.LLTokenizer:
+    """The tokenizer as grammars want it, made once."""
+    return llguidance.LLTokenizer(vocabulary)
+
+
 def accepts(grammar: str, text: str, vocabulary: Tokenizer) -> bool:
     """Whether the text is a whole reply under the grammar."""
-    tokenizer = llguidance.LLTokenizer(vocabulary.to_str())
+    tokenizer = judge_of(vocabulary.to_str())
     assert not llguidance.LLMatcher.validate_grammar(
         llguidance.LLMatcher.grammar_from_lark(grammar), tokenizer
     )

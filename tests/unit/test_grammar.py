@@ -303,7 +303,7 @@ def test_compiled_grammars_are_kept_but_not_without_bound(
 def test_a_matcher_that_is_used_again_starts_anew(tokenizer: Tokenizer, grammar: Grammar) -> None:
     grammars, random = Grammars(tokenizer, VOCAB), np.random.default_rng(3)
     fresh = Grammars(tokenizer, VOCAB)
-    for _ in range(10):
+    for _ in range(5):
         constraint = constraint_of(grammars, grammar)
         tokens = walk(constraint, random, int(random.integers(1, 30)))
         for n in range(len(tokens)):
@@ -318,7 +318,7 @@ def test_a_matcher_that_is_used_again_starts_anew(tokenizer: Tokenizer, grammar:
         assert grammars._used[-1][1] is matcher
     assert grammars._used
     assert not fresh._used
-    for i in range(70):
+    for i in range(20):
         constraint_of(grammars, Grammar("regex", f"b{i}")).close()
     assert len(grammars._used) <= 16
     assert all(key[2].startswith("b") for key, _ in grammars._used)

@@ -361,7 +361,10 @@ def test_a_silent_template_is_stopped(
         "{% set n = namespace(s=7) %}{% for i in range(40) %}{% set n.s = n.s * n.s %}{% endfor %}",
     ],
 )
-def test_a_template_that_would_fill_memory_is_stopped(source: str, tokenizer: Tokenizer) -> None:
+def test_a_template_that_would_fill_memory_is_stopped(
+    source: str, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template, "N_CHARS_MAX", 1 << 20)
     with pytest.raises(InvalidRequest, match=r"it makes a (value|number) of more than"):
         made(source, tokenizer).render(Chat([{"role": "user", "content": "x"}]))
 
