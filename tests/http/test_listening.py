@@ -9,6 +9,7 @@ import ssl
 import stat
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
 from unittest.mock import Mock
@@ -156,10 +157,16 @@ def test_handshakes_that_do_not_come(
         trusted.wrap_bio(ssl.MemoryBIO(), hello, server_hostname="localhost").do_handshake()
     first = hello.read()
     with served(trusted=trusted, timeout=0.4, **files) as server:
-        for sent in (b"", first[:1], first[:200], first):
+
+        def lasts(sent: bytes) -> float:
             with socket.create_connection(("127.0.0.1", server.port)) as connection:
                 connection.sendall(sent)
-                assert 0.2 < closed_after(connection) < PATIENCE_S
+                return closed_after(connection)
+
+        with ThreadPoolExecutor() as at_once:
+            assert all(
+                0.2 < one < PATIENCE_S for one in at_once.map(lasts, (b"", first[:1], first[:200], first))
+            )
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             drops = iter(first[i : i + 1] for i in range(len(first)))
             assert cut_off_after(connection, drops) < PATIENCE_S

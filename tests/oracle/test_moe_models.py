@@ -278,6 +278,7 @@ def test_the_router_of_qwen_runs_in_the_dtype_of_the_network(oracle: Callable[[s
     assert layer.router_dtype == torch.bfloat16
 
 
+@pytest.mark.sampled(keep=3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("variant", ["qwen3_moe", "glm4_moe", "deepseek_v3"])
 def test_the_text_is_that_of_plain_decoding(
