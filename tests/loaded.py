@@ -1,6 +1,7 @@
 """Everything that a server on the CPU has loaded once it is ready, and what numba looks up when it first compiles.
 
-A process that has imported this forks servers (tests/forks.py); it has no thread but its own.
+A process that has imported this forks servers (tests/forks.py), whose engines are ready sooner; it has no thread but
+its own.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ import importlib
 from pathlib import Path
 
 import numba
+
+from slipstream.engine.core import engine
+from tests.soon_ready import shortly
 
 KERNELS = Path(__file__).parents[1] / "kernels"
 NAMES = (
@@ -21,3 +25,4 @@ for name in NAMES:
     importlib.import_module(f"slipstream.{name}")
 importlib.import_module("transformers.utils.chat_parsing")
 numba.njit("int64(int64)")(lambda x: x)
+engine.warm_up = shortly
