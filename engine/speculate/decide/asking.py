@@ -21,9 +21,9 @@ from slipstream.engine.speculate.drafter import DeviceDrafter, Draft, Want
 from slipstream.engine.speculate.guard import Guard
 
 _TRIAL = 2  # tokens asked of a drafter that promises too little
-# Passes between those in which drafters that promised too little are weighed again, for all slots together: weighing
-# takes about as long for many as for one.
-_REST = 8
+# Passes of a period. Once in each a slot is weighed for a drafter that promises it too little: periods are the same for
+# all slots, so that most passes weigh nothing.
+_PERIOD = 8
 
 
 class Asking:
@@ -41,7 +41,7 @@ class Asking:
         """readers: the text drafters."""
         self._guard, self._lengths, self._survival = guard, lengths, survival
         self._account, self._reasons, self._readers = account, reasons, readers
-        # Drafter and slot id -> passes decided until it is weighed again, unless a guess of a network proves right.
+        # Drafter and slot id -> the period through which it rests, unless a guess of a network proves right.
         self._rests: dict[tuple[str, int], int] = {}
 
     def begin(self, slot_id: int) -> None:
@@ -102,9 +102,7 @@ class Asking:
                     and allowance.pays(want.slot, drafter.name, trial_s, token_s)
                 ):
                     if not offers[i]:
-                        self._rests[drafter.name, want.slot.id] = (
-                            self._account.n_passes // _REST + 1
-                        ) * _REST
+                        self._rests[drafter.name, want.slot.id] = self._account.n_passes // _PERIOD
                     continue
                 n, made_s = _TRIAL, draft_s(_TRIAL)
             # A draft worth making is asked for at the request's least length, or it would be thrown away.
@@ -115,10 +113,9 @@ class Asking:
 
     def _able(self, drafter: DeviceDrafter, served: Mapping[int, Want]) -> dict[int, Want]:
         """The wants that it is weighed for: it rests where it promised too little a moment ago."""
+        period = self._account.n_passes // _PERIOD
         able = {
-            i: want
-            for i, want in served.items()
-            if self._account.n_passes >= self._rests.get((drafter.name, want.slot.id), 0)
+            i: want for i, want in served.items() if self._rests.get((drafter.name, want.slot.id)) != period
         }
         self._refuse(drafter, [served[i].slot for i in served.keys() - able])
         return able
