@@ -58,7 +58,7 @@ class Guard:
 
     def serves(self, name: str, slot: Slot) -> bool:
         """Whether the slot uses the drafter's guesses; otherwise it costs the slot nothing, not even for its prompt."""
-        return name in slot.drafters and not self._is_off(name)
+        return name in slot.drafters and not (self._failures and self._is_off(name))
 
     def run(self, name: str, verb: str, slots: Sequence[Slot], call: Callable[[], T]) -> T | None:
         """Call a drafter's method `verb`. If it raises, its requests go on without it; the text does not change.

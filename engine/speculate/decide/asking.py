@@ -97,9 +97,12 @@ class Asking:
                 if not self._lengths.adaptive:
                     continue
                 n_most, free = min(want.n_max, drafter.longest), offers[i].survival
+                trial = want.slot, drafter.name, trial_s, token_s
+                # Most cannot be paid for, and that is known in a tenth of the time of the other question.
                 if not (
-                    self._lengths.could_gain(drafter.name, free, n_most, n_unfed[i], coming)
-                    and allowance.pays(want.slot, drafter.name, trial_s, token_s)
+                    allowance.affords(*trial)
+                    and self._lengths.could_gain(drafter.name, free, n_most, n_unfed[i], coming)
+                    and allowance.pays(*trial)
                 ):
                     if not offers[i]:
                         self._rests[drafter.name, want.slot.id] = self._account.n_passes // _PERIOD

@@ -40,6 +40,7 @@ WIDTHS: Sequence[int] = (
 _REFERENCE_WEIGHT = 1 / 64  # of a width's deviation in its reference
 _MOST_DRIFT = 0.02  # of a reference, by one measurement
 _RESHAPE = 64  # passes after which the shares of widths are worked out again
+_REPRICE = 4  # passes after which seconds are, where all have been of one width and as expected
 _CONFIRMED = 8  # measurements after which what they show is no longer doubted sooner
 _PROBE_SHARE = 0.07  # of the time, for finding out whether a deviation has passed
 _DOUBT_SHARE = 0.005  # of the time, for finding out whether a reference still holds
@@ -92,12 +93,17 @@ class Costs:
         self._n_passes = 0
         # For each number of rows the width that speaks for it, and its share of that width's seconds.
         self._speaker, self._share = np.empty(0, np.int64), np.empty(0)
-        # Seconds of the narrowest widths, as far as worked out since the last pass; what a wider one takes at least.
+        self._floor = 0.0  # logarithm of the seconds of a pass without rows, if rows cost little
+        self._last = -1  # which width spoke for the last pass
+        self._reprice()
+
+    def _reprice(self) -> None:
+        """Work out seconds anew where they are asked for."""
+        # Of the narrowest widths, as far as worked out; what a wider one takes at least.
         self._expected: list[float] = []
         self._is_doubted: list[bool] = []  # by width as above: what is assumed counts, not the reference
         self._least = 0.0
-        self._by_rows = np.empty(0)  # [n_rows] seconds, as far as worked out since the last pass
-        self._floor = 0.0  # logarithm of the seconds of a pass without rows, if rows cost little
+        self._by_rows = np.empty(0)  # [n_rows], as far as worked out
 
     def passed(self, n_rows: int, seconds: float, unread: Call | None = None) -> None:
         """A pass has run: the first of a width adds it, before the first request. Others learn from all that follow.
@@ -118,8 +124,8 @@ class Costs:
         self._n_passes += 1
         if self._widths and self._n_passes % _RESHAPE == 0:
             self._shape()
-        self._expected, self._is_doubted, self._least = [], [], 0.0
-        self._by_rows = np.empty(0)
+        if self._n_passes % _REPRICE == 0:
+            self._reprice()
 
     def _drafted_part(self, unread: Call, n_rows: int, seconds: float) -> float:
         """The draft's seconds of those that it took with its pass: what is expected, and a share of the surprise.
@@ -151,6 +157,7 @@ class Costs:
         if not is_believed:
             self._due_soon()
         self._shape()
+        self._reprice()
 
     def _shape(self) -> None:
         """Work out which width speaks for which number of rows. Deviations have no say: they may be wrong together."""
@@ -187,6 +194,9 @@ class Costs:
         drift = max(-_MOST_DRIFT, min(_MOST_DRIFT, drift))
         width.reference += drift
         self._pace.drift(width.index, drift)
+        if is_change or speaker != self._last:
+            self._reprice()
+        self._last = speaker
 
     def is_due(self, n_rows: int) -> bool:
         """Whether passes of about so many rows have not been run for so long that one is worth its price."""

@@ -8,10 +8,6 @@ from __future__ import annotations
 
 from math import sqrt
 
-import numpy as np
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float64]
 Seconds = tuple[float, float, float]  # of a call, a position and a row fed
 
 # Shares of a pass of one row: what is assumed where nothing is known of a drafter.
@@ -33,72 +29,89 @@ def scaled(costs: Seconds, factor: float) -> Seconds:
     return call * factor, position * factor, row * factor
 
 
+def _dot(first: Seconds, second: Seconds) -> float:
+    return first[0] * second[0] + first[1] * second[1] + first[2] * second[2]
+
+
 class DraftCost:
     """What a drafter costs, at the pace of the start.
 
-    `recent`: as measured lately; `usual`: the same, moving slowly. Both are read in every pass, often, and plain floats
-    are read quickly; measurements are rarer.
+    `recent`: as measured lately; `usual`: the same, moving slowly. Plain floats, as every pass reads them and measures
+    text drafters, and of three numbers an array takes several times as long.
     """
 
     def __init__(self, pass_s: float, at: float) -> None:
         """pass_s: seconds of a pass of one row; at: seconds of work until now."""
         self.recent = self.usual = scaled(ASSUMED, pass_s)
-        self._recent = self._usual = np.array(self.recent)  # [3] each, the same
         self.at = at  # when it was last measured
         self.n_measured = 0  # since the last doubt
         self.last = 1, 0  # the last call: positions, rows
         self.n_calls = 0  # that were measured
         self._far: float | None = None  # the measurement before, if that was a hiccup
-        self._covariance = np.zeros((3, 3))
         self.doubt()
 
     def doubt(self) -> None:
         """What was measured may be wrong."""
         self.n_measured = 0
-        self._covariance = np.diag((_UNKNOWN * self._recent) ** 2)
+        call, position, row = scaled(self.recent, _UNKNOWN)
+        self._covariance: list[Seconds] = [(call**2, 0.0, 0.0), (0.0, position**2, 0.0), (0.0, 0.0, row**2)]
 
     def measure(self, n_positions: int, n_fed: int, seconds: float, at: float) -> None:
         """Learn from a call."""
         self.last = n_positions, n_fed
-        call = np.array([1.0, n_positions, n_fed])
+        call = 1.0, float(n_positions), float(n_fed)
         before, self._far = self._far, None
-        expected = float(call @ self._recent)
+        expected = _dot(call, self.recent)
         ratio = seconds / expected
         if self.n_measured and not 1 / _HICCUP < ratio < _HICCUP and self._is_odd(call, seconds - expected):
             if before is None or (before > 1.0) != (ratio > 1.0):
                 self._far = ratio
                 return
             ratio = min(ratio, before, _MOST) if ratio > 1.0 else max(ratio, before, 1 / _MOST)
-            self._recent = ratio * self._recent
+            self.recent = scaled(self.recent, ratio)
             self.doubt()
         self._correct(call, seconds)
         self.n_calls += 1
-        self._usual = self._usual * (self._recent / self._usual) ** max(_WEIGHT, 1 / self.n_calls)
+        weight = max(_WEIGHT, 1 / self.n_calls)
+        call_s, position_s, row_s = (
+            usual * (recent / usual) ** weight for usual, recent in zip(self.usual, self.recent, strict=True)
+        )
+        self.usual = call_s, position_s, row_s
         self.n_measured += 1
         self.at = at
-        self.recent, self.usual = _seconds(self._recent), _seconds(self._usual)
 
     def expected(self, n_positions: int, n_fed: int) -> tuple[float, float]:
         """Seconds of a call by what was measured lately, and their standard deviation."""
-        call = np.array([1.0, n_positions, n_fed])
-        return float(call @ self._recent), sqrt(call @ self._covariance @ call)
+        call = 1.0, float(n_positions), float(n_fed)
+        return _dot(call, self.recent), sqrt(_dot(call, self._column(call)))
 
-    def _is_odd(self, call: Floats, surprise: float) -> bool:
+    def _is_odd(self, call: Seconds, surprise: float) -> bool:
         """Whether so much of a surprise is more than what is not known yet of the costs."""
-        return surprise**2 > _ODD**2 * float(call @ self._covariance @ call)
+        return surprise**2 > _ODD**2 * _dot(call, self._column(call))
 
-    def _correct(self, call: Floats, seconds: float) -> None:
-        covariance = self._covariance
-        covariance.flat[::4] += (_STEP * self._recent) ** 2  # the diagonal
-        expected = float(call @ self._recent)
-        column = covariance @ call  # [3]
-        variance = float(call @ column) + (_NOISE * max(seconds, expected)) ** 2
-        corrected = self._recent + column * ((seconds - expected) / variance)
-        self._recent = np.maximum(np.maximum(_LEAST * self._recent, corrected), _LEAST_S)
-        covariance -= column[:, None] * (column / variance)
+    def _column(self, call: Seconds) -> Seconds:
+        """Covariances of the three with what a call measures."""
+        of_call, of_position, of_row = self._covariance
+        return _dot(of_call, call), _dot(of_position, call), _dot(of_row, call)
+
+    def _correct(self, call: Seconds, seconds: float) -> None:
+        (a, b, c), (_, d, e), (_, _, f) = self._covariance
+        u, v, w = scaled(self.recent, _STEP)
+        self._covariance = [(a + u * u, b, c), (b, d + v * v, e), (c, e, f + w * w)]
+        expected = _dot(call, self.recent)
+        column = self._column(call)
+        variance = _dot(call, column) + (_NOISE * max(seconds, expected)) ** 2
+        step = scaled(column, (seconds - expected) / variance)
+        call_s, position_s, row_s = (
+            max(_LEAST * before, before + more, _LEAST_S)
+            for before, more in zip(self.recent, step, strict=True)
+        )
+        self.recent = call_s, position_s, row_s
+        self._covariance = [
+            _less(row, column, part / variance) for row, part in zip(self._covariance, column, strict=True)
+        ]
 
 
-def _seconds(costs: Floats) -> Seconds:
-    """costs: [3]."""
-    call, position, row = costs.tolist()
-    return call, position, row
+def _less(row: Seconds, column: Seconds, share: float) -> Seconds:
+    """A row of the covariance without its share of what a call has shown."""
+    return row[0] - share * column[0], row[1] - share * column[1], row[2] - share * column[2]

@@ -85,8 +85,8 @@ class Allowance:
             self._left[name] = left
         self._bought.clear()
 
-    def pays(self, slot: Slot, name: str, seconds: float, token_s: float) -> bool:
-        """Whether a drafter can pay for a trial that takes so long; it does so then."""
+    def affords(self, slot: Slot, name: str, seconds: float, token_s: float) -> bool:
+        """Whether a drafter could pay for a trial that takes so long."""
         if not self._adaptive:
             return True
         own, left = self._savings.get((slot.id, name)), self._left.get(name, 0.0)
@@ -97,10 +97,18 @@ class Allowance:
             own.due = own.since + math.ceil((seconds - own.seconds) / own.grows)
             self._too_dear[name] = seconds
             return False
-        self._bought.append((own, own.seconds, own.paid, own.is_tried, name, left))
-        self._left[name] = left - max(0.0, seconds - own.seconds)
-        own.seconds = max(0.0, own.seconds - seconds)
-        own.paid, own.is_tried = seconds, True
+        return True
+
+    def pays(self, slot: Slot, name: str, seconds: float, token_s: float) -> bool:
+        """Whether a drafter can pay for a trial that takes so long; it does so then."""
+        if not self.affords(slot, name, seconds, token_s):
+            return False
+        if self._adaptive:
+            own, left = self._savings[slot.id, name], self._left.get(name, 0.0)
+            self._bought.append((own, own.seconds, own.paid, own.is_tried, name, left))
+            self._left[name] = left - max(0.0, seconds - own.seconds)
+            own.seconds = max(0.0, own.seconds - seconds)
+            own.paid, own.is_tried = seconds, True
         return True
 
     def refund(self, slot: Slot, name: str) -> None:
