@@ -32,11 +32,6 @@ class Parking:
         self._lanes = [_Lane() for _ in range(n_slots)]
         self._free = list(range(n_rows - 1, -1, -1))
 
-    @property
-    def n_free(self) -> int:
-        """Rows that no slot holds."""
-        return len(self._free)
-
     def length(self, slot: int) -> int:
         """Tokens that the slot's state has taken in; its sequence may be ahead by what is parked."""
         return self._lanes[slot].length

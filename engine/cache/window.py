@@ -44,10 +44,6 @@ class WindowPages:
         held = self._held[slot]
         return [_GONE] * held.first + held.ids
 
-    def n_held(self, slot: int) -> int:
-        """Pages that the slot keeps from others."""
-        return len(self._held[slot].ids)
-
     @property
     def n_feedable(self) -> int:
         """Tokens of a slot that can always be fed at once: half of its share, the rest is for its window and drafts."""

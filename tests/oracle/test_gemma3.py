@@ -78,7 +78,7 @@ def test_a_long_text_takes_the_pages_of_a_window(oracle: Callable[[str], Oracle]
         logits = runner.feed(Span(0, [*ids[start : start + 2], 1, 2, 3, 4], start, 5, 6), n_kept=[1])
         assert difference(logits[:2], expected[start : start + 2]) < 1e-4
         assert runner.store.windows is not None
-        assert runner.store.windows.n_held(0) <= 4
+        assert runner.store.windows.pool.n_held <= 4
 
 
 def test_a_prefix_is_resumed_where_its_window_lives(oracle: Callable[[str], Oracle]) -> None:

@@ -189,11 +189,11 @@ def _folded(cache: Cache, slot: int) -> int:
 def test_rows_go_back_to_the_pool_when_a_slot_ends() -> None:
     parking = Parking(2, 6)
     assert parking.reserve(0, 4)
-    assert parking.n_free == 2
+    assert len(parking._free) == 2
     assert not parking.reserve(1, 3)
-    assert parking.n_free == 2
+    assert len(parking._free) == 2
     parking.reset(0, 0)
-    assert parking.n_free == 6
+    assert len(parking._free) == 6
 
 
 def test_a_prefix_is_resumed_from_the_last_snapshot() -> None:
@@ -254,7 +254,7 @@ def test_after_a_pass_that_broke_off_nothing_of_it_is_left() -> None:
     assert cache.recover(0) == 8
     parking = cache.stores["target"].parking
     assert parking is not None
-    assert parking.n_free == 8
+    assert len(parking._free) == 8
     assert state_of(cache, 0) == after(truth(tokens[:8]), 0)
 
 
