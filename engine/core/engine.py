@@ -323,9 +323,9 @@ class Engine:
     @torch.inference_mode()
     def capture(self, capturing: Capturing) -> None:
         """Capture the passes of all networks; before `warm_up`, which then measures them as they will run."""
-        store = self._cache.stores[forward.STORE]
-        captured = capturing.forward(self.target.network.decoder, store, self.target.taps)
-        self.target = replace(self.target, captured=captured)
+        network, store = self.target.network, self._cache.stores[forward.STORE]
+        captured = capturing.forward(network.decoder, store, self.target.taps)
+        self.target = replace(self.target, network=replace(network, captured=captured))
         self._chain.capture(capturing)
 
     @torch.inference_mode()

@@ -16,16 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.engine.batch import Batch, Span, upload
+from slipstream.engine.batch import Span, upload
 from slipstream.engine.cache.cache import Cache
-from slipstream.engine.cache.store import Store
 from slipstream.engine.core.clock import Clock
 from slipstream.engine.core.flight import Flight
 from slipstream.engine.core.plan import Work
 from slipstream.engine.device_loss import raise_if_lost
 from slipstream.engine.errors import EngineError, StepFailed
 from slipstream.engine.layers.decoder import Taps
-from slipstream.engine.models.captured import Forward
 from slipstream.engine.models.network import Network
 from slipstream.engine.sample.logprobs import Judged
 from slipstream.engine.slot import Slot
@@ -48,14 +46,8 @@ class Target:
     clock: Clock
     acceptance: Acceptance = coupled
     taps: tuple[int, ...] = ()
-    captured: Forward | None = None  # the network's forward where passes are captured
     # Whether a drafter reads the streams of the slot's rows.
     reads: Callable[[Slot], bool] = lambda slot: True
-
-    def forward(self, batch: Batch, store: Store, taps: Taps | None = None) -> Tensor:
-        """As `Network.forward`."""
-        with store.held.together():
-            return (self.captured or self.network.decoder)(batch, store, taps)
 
 
 Outcome = Verdict | EngineError
@@ -120,7 +112,7 @@ def _restore(target: Target, cache: Cache, work: Work) -> None:
         chunk = slot.tokens[n_past : min(work.start, n_past + _RESTORE_ROWS)]
         if not cache.reserve(slot.id, STORE, n_past, n_past + len(chunk)):
             raise RuntimeError("no pages to restore the state of a slot")
-        target.forward(
+        target.network.forward(
             cache.batch(STORE, [Span(slot.id, chunk, n_past, 0, 0, slot.images)]), cache.stores[STORE]
         )
         n_past += len(chunk)
@@ -141,7 +133,7 @@ def _launch(target: Target, cache: Cache, flight: Flight) -> None:
     flight.token_ids = batch.token_ids
     is_read = bool(target.taps) and any(target.reads(one.slot) for one in works)
     flight.taps = Taps(target.taps) if is_read else None
-    logits = target.forward(batch, cache.stores[STORE], flight.taps)  # [n_logits, vocab] float32
+    logits = target.network.forward(batch, cache.stores[STORE], flight.taps)  # [n_logits, vocab] float32
     target.clock.lap("forward")
     logits, flight.prompts = _split(works, logits)
     rows = [one.rows for one in works]

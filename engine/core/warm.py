@@ -113,7 +113,7 @@ def _pass_s(target: Target, cache: Cache, n_rows: int) -> float:
     span = Span(0, [i % target.network.vocab_size for i in range(n_rows)], 0, 0, n_rows)
     cache.recover(0)
     started = target.clock.now()
-    target.forward(cache.batch(STORE, [span]), cache.stores[STORE]).sum().item()
+    target.network.forward(cache.batch(STORE, [span]), cache.stores[STORE]).sum().item()
     return target.clock.now() - started
 
 

@@ -13,6 +13,7 @@ from slipstream.engine.cache.need import Need
 from slipstream.engine.cache.store import Store
 from slipstream.engine.layers.decoder import Decoder, DecoderSpec, Taps
 from slipstream.engine.layers.embed import Head
+from slipstream.engine.models.captured import Forward
 from slipstream.engine.models.reading.config import ModelConfig
 from slipstream.engine.ranks import ALONE, Ranks
 
@@ -32,6 +33,7 @@ class Network:
     device: torch.device
     n_ctx: int  # positions the rotary tables cover
     ranks: Ranks = ALONE  # whose part of it this is
+    captured: Forward | None = None  # runs the decoder's passes where they are captured
     read_head: Callable[[], Head] | None = None  # reads the output matrix undivided; None: the decoder's is
 
     @property
@@ -60,4 +62,4 @@ class Network:
         streams to keep of all rows, for draft networks that read them.
         """
         with store.held.together():
-            return self.decoder(batch, store, taps)
+            return (self.captured or self.decoder)(batch, store, taps)

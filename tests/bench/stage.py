@@ -25,6 +25,7 @@ from slipstream.engine.core import forward
 from slipstream.engine.core.engine import Engine
 from slipstream.engine.core.seats import Seats
 from slipstream.engine.layers.decoder import Taps
+from slipstream.engine.models.network import Network
 from slipstream.engine.slot import Slot
 from tests.bench.playing import ROOT, Reply
 from tests.gpu.clock import measure
@@ -93,10 +94,10 @@ class Reciting:
     Where a row stands is looked up on the device: of a pass that was launched ahead the host does not know it.
     """
 
-    def __init__(self, target: forward.Target, n_slots: int, n_ctx: int) -> None:
+    def __init__(self, target: Network, n_slots: int, n_ctx: int) -> None:
         self._target = target
         # [n_slots, n_ctx] int64: the token behind each position; -1: what the target says
-        self._behind = torch.full((n_slots, n_ctx), -1, device=target.network.device)
+        self._behind = torch.full((n_slots, n_ctx), -1, device=target.device)
 
     def recite(self, slot_id: int, text: Sequence[int]) -> None:
         """What the slot's sequence is to be, from its first token on; empty: what the target makes of it."""
@@ -106,7 +107,7 @@ class Reciting:
         self._behind[slot_id].copy_(known)
 
     def __call__(self, batch: Batch, store: Store, taps: Taps | None = None) -> Tensor:
-        """As `Target.forward`: [n_logits, vocab] float32."""
+        """As `Network.forward`: [n_logits, vocab] float32."""
         logits = self._target.forward(batch, store, taps)
         if not len(logits):
             return logits
@@ -171,8 +172,9 @@ class Stage:
         )
         self.engine: Engine = lab.engine(self.bench)
         self._is_warm = False
-        self._voice = Reciting(self.engine.target, n_slots, lab.n_ctx)
-        self.engine.target = replace(self.engine.target, captured=self._voice)
+        target = self.engine.target
+        self._voice = Reciting(target.network, n_slots, lab.n_ctx)
+        self.engine.target = replace(target, network=replace(target.network, captured=self._voice))
         self.engine.seats._seat = self._seat  # type: ignore[method-assign]
         self._recited: dict[Slot, tuple[int, ...]] = {}  # of those that wait
 

@@ -197,7 +197,7 @@ def test_passes_are_captured_where_that_works(
     assert bool(target.frames.frames) == works
     if works:
         assert {one.size for one in target.frames.frames} == set(frame_sizes(2, 3, 64))
-        assert engine.target.captured is not None
+        assert engine.target.network.captured is not None
 
 
 async def test_ranks_capture_their_passes_together_or_the_server_does_not_start(
@@ -207,7 +207,7 @@ async def test_ranks_capture_their_passes_together_or_the_server_does_not_start(
     settings = Settings(model=TARGET, parallel=2, ctx_size=256, tensor_parallel_size=2, threads=2)
     served = launch(settings)  # on CPUs ranks capture nothing
     engine, processes = served._engine, served._processes
-    assert engine.target.captured is None
+    assert engine.target.network.captured is None
     monkeypatch.setattr(capture, "way", lambda *args, are_divided: (fails, frame_sizes(2, 3, 64)))
     with pytest.raises(
         LoadError, match=r"captured on all ranks; --no-capture-passes .*: operation not permitted"

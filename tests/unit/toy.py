@@ -23,7 +23,6 @@ from slipstream.engine.core.plan import Capacity
 from slipstream.engine.core.queue import Waiting
 from slipstream.engine.core.slot_factory import Prepared, SlotFactory
 from slipstream.engine.layers.decoder import Taps
-from slipstream.engine.models.captured import Forward
 from slipstream.engine.settings import Settings
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.acceptance import Acceptance, coupled
@@ -107,11 +106,6 @@ class ToyNetwork:
         logits = torch.from_numpy(np.array(rows, dtype=np.float32).reshape(-1, VOCAB))
         self.spoil(batch, logits)
         return logits
-
-    @property
-    def decoder(self) -> Forward:
-        """The same of one rank, of which there are no others."""
-        return self.forward
 
     def _logits(self, tokens: np.ndarray) -> np.ndarray:
         random = np.random.default_rng(tokens[-self.memory :].tolist())
