@@ -137,7 +137,7 @@ class Flight:
         lost = dict(zip(self.behind.slot_ids, self.lost.read().tolist(), strict=True))
         for i, one in enumerate(self.works):
             if one is not None:
-                now = one.now()
+                now = Work.of(Place.of(one.slot), one.n_certain, one.draft)
                 self.works[i] = now if one.start - lost.get(one.slot.id, 0) == now.start else None
 
     def read_drafts(self) -> list[Draft]:

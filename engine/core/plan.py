@@ -129,11 +129,6 @@ class Work:
         """Where the slot is when this work is done, if all drafts are kept."""
         return Place(self.slot, self.end, (*self.draft.token_ids, UNREAD) if self.n_picks else ())
 
-    def now(self) -> Work:
-        """The same work, planned behind a pass that has been read since."""
-        slot = self.slot
-        return Work(slot, slot.n_past, self.n_certain, len(slot.tokens), self.draft)
-
     def with_draft(self, draft: Draft) -> Work:
         """The same work with that draft in place of its own."""
         return self if draft is self.draft else replace(self, draft=draft)
