@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from slipstream.engine.api import Delta, Done, Event, Failed
+from slipstream.engine.api import Delta, Done, Event
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.core import forward, plan
 from slipstream.engine.core.clock import Clock
@@ -96,7 +96,7 @@ class Engine:
                 with self.seats.guard(slot):
                     events.append((request_id, self._done(slot, Ending.ENOUGH)))
                     self.seats.free(slot)
-        return events + self._failures()
+        return [*events, *self.seats.failures()]
 
     def close(self) -> None:
         """Let the drafters write what is to outlive the process."""
@@ -109,17 +109,17 @@ class Engine:
         With `Capacity.overlaps` the next pass is launched before this pass is read, unless it depends on what is read.
         """
         self.clock.start()
-        events: list[tuple[str, Event]] = [(name, Failed(error)) for name, error in self.seats.expired()]
+        events: list[tuple[str, Event]] = [*self.seats.expired()]
         self.seats.fill()
         events += self._ended()
         # Of requests that have just got a slot: what is cached of their prompts.
         begun = ((one.request.id, progress(one, one.n_past, self.now())) for one in self.seats.running)
         events += [(name, far) for name, far in begun if far is not None]
-        events += self._failures()
+        events += self.seats.failures()
         flight, self._flight = self._running_flight() or self._launch(), None
         if flight is None:
             self._read_s = 0.0
-            return events + self._failures()
+            return [*events, *self.seats.failures()]
         if self.capacity.overlaps and self._may_follow(flight):
             self._flight = self._launch(flight)
         outcomes = forward.read(self.target, self._cache, flight)
@@ -256,7 +256,7 @@ class Engine:
                     over.append(slot)
         for slot in over:
             self.seats.free(slot)
-        events += self._failures()
+        events += self.seats.failures()
         self.clock.lap("publish")
         return events
 
@@ -297,10 +297,6 @@ class Engine:
         if not slot.is_behind_stored or not isinstance(error, EngineFault):
             raise error
         self.seats.start_over(slot)
-
-    def _failures(self) -> list[tuple[str, Event]]:
-        """End the requests that failed in this step."""
-        return [(name, Failed(error)) for name, error in self.seats.failures()]
 
     def _done(self, slot: Slot, ending: Ending) -> Done:
         synthetic = self.target.acceptance is not coupled

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from slipstream.engine.api import Failed
 from slipstream.engine.cache import saved
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.core.forward import STORE
@@ -52,14 +53,14 @@ class Seats:
         """The slot of a request, if any."""
         return [slot for slot in (*self.running, *self.preempted) if slot.request.id == request_id]
 
-    def expired(self) -> list[tuple[str, EngineError]]:
-        """Requests whose time is up leave, each with the error it ends with."""
+    def expired(self) -> list[tuple[str, Failed]]:
+        """Requests whose time is up leave, each with its last event."""
         now = self._now()
-        ended = self.waiting.expired(now)
+        ended = [(name, Failed(error)) for name, error in self.waiting.expired(now)]
         for slot in (*self.running, *self.preempted):
             if self.waiting.is_late(slot, now):
                 self.free(slot)
-                ended.append((slot.request.id, TimedOut(self.waiting.request_s)))
+                ended.append((slot.request.id, Failed(TimedOut(self.waiting.request_s))))
         return ended
 
     def guard(self, slot: Slot) -> Spared:
@@ -76,8 +77,8 @@ class Seats:
             error = fault
         self._failed.append((slot, error))
 
-    def failures(self) -> list[tuple[str, EngineError]]:
-        """End the requests that failed, each with the error it ends with and, if that is our fault, a line in the log.
+    def failures(self) -> list[tuple[str, Failed]]:
+        """End the requests that failed, each with its last event and, if that is our fault, a line in the log.
 
         Whatever is stored of their tokens is withdrawn: a fault may have spoiled it.
         """
@@ -88,7 +89,7 @@ class Seats:
             request_id = slot.request.id
             if request_id in ended:
                 continue
-            ended[request_id] = error
+            ended[request_id] = Failed(error)
             if isinstance(error, EngineFault):
                 log.error("request failed request=%s: %s", request_id, error, exc_info=error.__cause__)
                 self._distrust(slot)
