@@ -91,7 +91,7 @@ class Frame:
         self._places = {} if self._host is None else self._places_in(self._host)
         tensors = self._layout.tensors(self._buffer)
         self.batch = replace(empty.with_parts(dict(zip(padding, tensors, strict=True))), frame=self)
-        self.captured: dict[object, Any] = {}  # what belongs to a captured pass over it, by the pass
+        self.captured: dict[object, Any] = {}  # by captured pass over it: the replay and the results
         self._n_fills = 0
 
     @property

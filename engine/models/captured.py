@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -43,14 +43,6 @@ def always(_work: Callable[[], None]) -> bool:
     return True
 
 
-@dataclass(slots=True)
-class _Captured:
-    """A pass over one frame."""
-
-    replay: Replay | None = None
-    results: list[Tensor] = field(default_factory=list)  # its part of the memory for them
-
-
 class CapturedPass:
     """A pass over the frames of a store."""
 
@@ -63,9 +55,8 @@ class CapturedPass:
         self._memory: list[Tensor] = []  # of the results of all frames
         dropped = []
         for frame in frames.frames[::-1]:  # the memory that the largest needs serves the smaller ones too
-            work = partial(self._work, frame)
-            if frame.has_all_logits or affords(work):
-                self._of(frame).replay = capture(work)
+            if frame.has_all_logits or affords(partial(self._work, frame, [])):
+                self._record(frame)
             else:
                 frames.drop(frame)
                 dropped.append(frame.n_rows)
@@ -76,18 +67,17 @@ class CapturedPass:
                 ", ".join(map(str, sorted(dropped))),
             )
 
-    def _of(self, frame: Frame) -> _Captured:
-        """What it has of a frame."""
-        captured: _Captured = frame.captured.setdefault(self, _Captured())
-        return captured
+    def _record(self, frame: Frame) -> None:
+        """Capture the pass over a frame, which keeps the replay and where that leaves its results."""
+        own: list[Tensor] = []
+        frame.captured[self] = self._capture(partial(self._work, frame, own)), own
 
-    def _work(self, frame: Frame) -> None:
-        """What is captured."""
+    def _work(self, frame: Frame, own: list[Tensor]) -> None:
+        """What is captured. own: is filled with the frame's part of the memory for results."""
         results = self._run(frame.batch, [one[: frame.n_rows] for one in self._inputs])
         before = self._memory or [one[:0] for one in results]
         self._memory = [_with_room(kept, len(one)) for one, kept in zip(results, before, strict=True)]
-        own = [kept[: len(one)] for one, kept in zip(results, self._memory, strict=True)]
-        self._of(frame).results = own
+        own[:] = [kept[: len(one)] for one, kept in zip(results, self._memory, strict=True)]
         for kept, one in zip(own, results, strict=True):
             kept.copy_(one)
 
@@ -97,12 +87,11 @@ class CapturedPass:
         assert isinstance(frame, Frame)
         for kept, one in zip(self._inputs, inputs, strict=True):
             kept[: len(one)].copy_(one)
-        own = self._of(frame)
-        if own.replay is not None:
-            own.replay()
+        if self in frame.captured:
+            frame.captured[self][0]()
         else:
-            own.replay = self._capture(partial(self._work, frame))
-        return list(own.results)
+            self._record(frame)
+        return list(frame.captured[self][1])
 
 
 def _with_room(memory: Tensor, n_rows: int) -> Tensor:
