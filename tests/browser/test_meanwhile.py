@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.browser.driving import Held, ask, opened, prompts, say
+from tests.browser.test_attached_images import file, picture, seeing
 from tests.http.fake import words
-from tests.http.serving import Served, served
+from tests.http.serving import Served, served, until
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
@@ -88,6 +89,42 @@ def test_a_message_stays_where_its_file_is_refused(page: Any, tmp_path: Path) ->
         assert prompts(server) == [[("user", "Look again")]]
 
 
+def test_a_refusal_outlasts_the_files_behind_it(page: Any, tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("x = 1")
+    (tmp_path / "a.bin").write_bytes(b"\0\xff")
+    with served() as server:
+        opened(page, server)
+        page.evaluate(SLOW_FILE)
+        page.set_input_files("#files", tmp_path / "a.bin")
+        page.wait_for_function("() => window.letGo !== undefined")
+        page.set_input_files("#files", tmp_path / "b.txt")
+        say(page, "Look")
+        page.evaluate("window.letGo()")
+        expect(page.locator(".attachments li")).to_contain_text(["b.txt"])
+        expect(page.locator("#composer [role=alert]")).to_have_text("a.bin is not a text file.")
+        expect(page.locator("#prompt")).to_have_value("Look")
+        page.set_input_files("#files", tmp_path / "b.txt")  # another choice, made in knowledge of it
+        expect(page.locator("#composer [role=alert]")).to_have_count(0)
+        assert prompts(server) == []
+
+
+def test_a_press_on_stop_sends_nothing(page: Any) -> None:
+    """Where the reply ends under the pointer, before the button is let go."""
+    with served() as server:
+        opened(page, server)
+        ask(page, "first")
+        held = is_writing(page, server)
+        page.fill("#prompt", "unfinished")
+        page.hover("#send")
+        page.mouse.down()
+        held.go.set()
+        expect(page.locator("#send")).to_have_text("Send")
+        page.mouse.up()
+        expect(page.locator("#prompt")).to_have_value("unfinished")
+        page.press("#send", "Enter")  # no pointer is on it now
+        expect(page.locator(".question > pre")).to_have_text(["first", "second", "unfinished"])
+
+
 @pytest.mark.parametrize("button", ["text=Regenerate", "#new"])
 def test_a_message_stays_where_it_can_no_longer_be_sent(page: Any, tmp_path: Path, button: str) -> None:
     """Its file is read only when a reply is being written, or in another chat."""
@@ -122,6 +159,26 @@ def test_a_chat_that_is_deleted_does_not_come_back(page: Any, buttons: list[str]
         expect(page.locator("#chats a")).to_have_text(["another"])
 
 
+def test_a_chat_that_is_deleted_as_its_images_are_kept_does_not_come_back(page: Any) -> None:
+    with served(seeing()) as server:
+        opened(page, server)
+        ask(page, "first")
+        page.set_input_files("#images", [file(picture(), one) for one in ("a.png", "b.png")])
+        expect(page.locator("#composer .thumbnails li")).to_have_count(2)
+        page.evaluate(SLOW_IMAGES)
+        ask(page, "second")
+        page.wait_for_function("() => window.isWritten === 1")
+        page.click("#new")
+        page.click("[aria-label='Delete first']")
+        expect(page.locator("#chats a")).to_have_count(0)
+        page.evaluate("window.letGo()")
+        page.wait_for_function("() => window.isWritten === 2")
+        page.evaluate("window.letGo()")
+        until(lambda: page.evaluate(NO_IMAGE))
+        ask(page, "another")
+        expect(page.locator("#chats a")).to_have_text(["another"])
+
+
 def test_two_tabs_add_to_one_chat(page: Any) -> None:
     with served() as server:
         opened(page, server)
@@ -132,7 +189,7 @@ def test_two_tabs_add_to_one_chat(page: Any) -> None:
         expect(other.locator(".question > pre")).to_have_text(["first"])
         for tab, text in ((page, "from here"), (other, "from there")):
             ask(tab, text)
-            page.wait_for_function(KEPT, arg=text)
+            until(lambda text=text: page.evaluate(KEPT, text))
         page.reload()
         expect(page.locator(".question .branches")).to_have_text("‹2 / 2›")
         expect(page.locator(".question > pre")).to_have_text(["first", "from there"])
@@ -180,6 +237,85 @@ def test_a_message_sent_before_its_chat_is_read_is_not_hidden(page: Any) -> None
         expect(page.locator("#chats a")).to_have_count(2)
         is_begun.go.set()
 
+
+def test_a_reply_that_ends_as_a_chat_is_chosen_does_not_undo_it(page: Any) -> None:
+    page.add_init_script(SLOW_ADDRESS)
+    with served() as server:
+        opened(page, server)
+        ask(page, "first")
+        page.click("#new")
+        ask(page, "another")
+        held = is_writing(page, server)
+        page.evaluate("window.isHeld = true")
+        page.click("#chats a:text-is('first')")
+        page.wait_for_function("() => window.letGo !== undefined")
+        held.go.set()
+        expect(page.locator(BODY).last).to_have_text("begun ended")
+        page.evaluate("window.letGo()")
+        expect(page.locator(".question > pre")).to_have_text(["first"])
+        chosen = page.locator("#chats a:text-is('first')").get_attribute("href")
+        assert page.evaluate("location.hash") == chosen
+
+
+def test_a_button_that_copies_has_its_own_label_again(page: Any) -> None:
+    with served() as server:
+        opened(page, server)
+        ask(page, "first")
+        button = page.locator(".answer .actions .copy")
+        page.evaluate(NO_COPY)
+        button.click()
+        expect(button).to_have_text("Not allowed")
+        button.click()
+        expect(button).to_have_text("Copied")
+        expect(button).to_have_text("Copy")
+
+
+# Copying is allowed from the second time on.
+NO_COPY = """() => {
+    const clipboard = navigator.clipboard, { writeText } = clipboard
+    clipboard.writeText = async () => {
+        clipboard.writeText = writeText
+        throw new Error("not allowed")
+    }
+}"""
+
+# While `isHeld` is set, the page is told of a change of its address only when it is let go on.
+SLOW_ADDRESS = """
+    addEventListener("hashchange", event => {
+        if (!window.isHeld) return
+        event.stopImmediatePropagation()
+        window.isHeld = false
+        const { oldURL, newURL } = event
+        window.letGo = () => dispatchEvent(new HashChangeEvent("hashchange", { oldURL, newURL }))
+    })
+"""
+
+# Each image that is kept from now on is told of only when the page is let go on.
+SLOW_IMAGES = """() => {
+    const { put } = IDBObjectStore.prototype
+    window.isWritten = 0
+    IDBObjectStore.prototype.put = function (...given) {
+        const hold = event => {
+            event.stopImmediatePropagation()
+            window.isWritten += 1
+            window.letGo = () => event.target.dispatchEvent(new Event("complete"))
+        }
+        if (this.name === "images") this.transaction.addEventListener("complete", hold, { once: true })
+        return put.apply(this, given)
+    }
+}"""
+
+# Whether no image is in the database.
+NO_IMAGE = """() => new Promise(found => {
+    const opening = indexedDB.open("slipstream-images", 1)
+    opening.onsuccess = () => {
+        const count = opening.result.transaction("images").objectStore("images").count()
+        count.onsuccess = () => {
+            opening.result.close()
+            found(count.result === 0)
+        }
+    }
+})"""
 
 # The next file that is read is there only when the page is let go on.
 SLOW_FILE = """() => {

@@ -28,6 +28,12 @@ function route(): void {
   lookAway();
 }
 
+// What is told late is what the user chose; a chat kept in the meantime may have put itself in its place.
+function follow({ newURL }: HashChangeEvent): void {
+  if (location.href !== newURL) history.replaceState(null, "", newURL);
+  route();
+}
+
 function close(): void {
   opened.value = null;
 }
@@ -67,7 +73,7 @@ function Toggle({ panel, label, sign }: { panel: "history" | "settings"; label: 
 export function App() {
   useEffect(() => {
     route();
-    addEventListener("hashchange", route);
+    addEventListener("hashchange", follow);
     const keys = (event: KeyboardEvent) => {
       if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
       if (opened.value) close();
@@ -76,7 +82,7 @@ export function App() {
     };
     document.addEventListener("keydown", keys);
     return () => {
-      removeEventListener("hashchange", route);
+      removeEventListener("hashchange", follow);
       document.removeEventListener("keydown", keys);
     };
   }, []);

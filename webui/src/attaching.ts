@@ -12,6 +12,7 @@ const MIB = 1 << 20;
 
 export const refused = signal("");
 let reading: Promise<void> = Promise.resolve();
+let nReading = 0; // batches
 
 export function seesImages(): boolean {
   return props.value?.modalities.vision === true;
@@ -20,14 +21,14 @@ export function seesImages(): boolean {
 // One batch after the other, so that each sees the room that the one before has left.
 export function attach(files: Iterable<File>): Promise<void> {
   const batch = [...files];
+  if (!nReading++) refused.value = "";
   reading = reading.then(async () => {
-    const faults: string[] = [];
     if (!props.value) await readProps(); // pasted before the server has said what it takes
     for (const file of batch) {
       const fault = await taken(file).catch(() => `${file.name} cannot be read.`);
-      if (fault) faults.push(fault);
+      if (fault) refused.value = `${refused.value} ${fault}`.trim();
     }
-    refused.value = faults.join(" ");
+    nReading--;
   });
   return reading;
 }

@@ -55,6 +55,7 @@ export function Composer() {
     void submit();
   };
   const writing = isWriting();
+  const pressedStop = useRef(false); // as the pointer went down on the button
   return (
     <form
       id="composer"
@@ -93,7 +94,17 @@ export function Composer() {
         {seesImages() && <Picker id="images" label="Add images" types={TYPES} />}
         <Gauge />
         <span id="hint">Enter sends</span>
-        <button id="send" type="submit" class={writing ? "stop" : ""} disabled={!isReady.value && !writing}>
+        <button
+          id="send"
+          type="submit"
+          class={writing ? "stop" : ""}
+          disabled={!isReady.value && !writing}
+          onPointerDown={() => (pressedStop.current = isWriting())}
+          onClick={(event) => {
+            // The reply has ended under the pointer; a click by a key has no detail.
+            if (event.detail && pressedStop.current && !isWriting()) event.preventDefault();
+          }}
+        >
           {writing ? "Stop" : "Send"}
         </button>
       </div>

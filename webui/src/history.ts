@@ -28,8 +28,11 @@ export async function keep(conversation: Conversation): Promise<void> {
     return;
   }
   await keepImages(saved);
-  if (conversation.isForgotten) return; // in the meantime
   const { id, title, changed } = conversation;
+  if ((await chats.asked("readonly", (store) => store.count(id))) === 0) {
+    await forgetImages(id); // the chat was deleted in the meantime, here or in another tab
+    return;
+  }
   list([{ id, title, changed }, ...entries.value.filter((one) => one.id !== id)]);
   tabs.postMessage("changed");
 }
