@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +186,24 @@ def test_a_file_that_is_overwritten_in_place_once_it_is_checked(
     monkeypatch.setattr(slot_files, "_checksum", replacing)
     assert parts(files.read(path)[0]) == parts(some())
     assert path.read_bytes() != whole
+
+
+def test_a_file_that_is_cut_short_as_it_is_read(files: SlotFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were it mapped, touching what it lacks would end the process (SIGBUS)."""
+    path = files.path("a", "")
+    saved = some()
+    files.write(
+        path, replace(saved, rows={**saved.rows, "target": [torch.randn(2, 4096) for _ in range(12)]})
+    )
+
+    def cutting(name: str, metadata: Mapping[str, str]) -> None:
+        check(name, metadata)
+        os.truncate(path, 4096)
+
+    check = files._check
+    monkeypatch.setattr(files, "_check", cutting)
+    with pytest.raises(SlotFileRefused, match="a is damaged"):
+        files.read(path)
 
 
 def test_tensors_that_are_not_a_slots(files: SlotFiles, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -34,6 +35,16 @@ _NAME_BYTES = 200  # file systems take 255, of which a temporary name needs some
 _BARRED = frozenset('/\\:*?"<>|')
 _TENANT = "tenant-"  # folders of tenants begin with it
 _SHOWN = 80  # characters of what a file says of itself, in an error
+_DTYPES = {  # by safetensors' names
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+}
 _N_SAMPLES, _SAMPLE_BYTES = 256, 1024  # of each file of weights
 
 
@@ -110,14 +121,13 @@ class SlotFiles:
         if not path.is_file():
             raise SlotFileRefused(f"there is no saved slot {name}")
         try:
-            with safe_open(path, framework="pt", device="cpu") as file:
-                metadata = file.metadata() or {}
+            with path.open("rb") as file, safe_open(_same(file), framework="pt", device="cpu") as header:
+                metadata = header.metadata() or {}
                 self._check(name, metadata)
-                # Copies, before they are checked: the file may change under a mapping.
-                tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 - it is no mapping
+                tensors = _read_tensors(file, header)
                 if _checksum(tensors) != metadata.get("sha256"):
                     raise SlotFileRefused(f"{name} is damaged: its checksum is wrong")
-            return _saved(tensors), path.stat().st_size
+                return _saved(tensors), os.fstat(file.fileno()).st_size
         except (SafetensorError, OSError) as error:
             raise SlotFileRefused(f"{name} is damaged: {fault(path)} ({error})") from None
         except (KeyError, ValueError):
@@ -162,6 +172,27 @@ def state_fingerprint(folders: Iterable[Path], cache: Cache, *, rounds: bool = F
     if rounds:
         digest.update(b"rounded activations")
     return digest.hexdigest()[:32]
+
+
+def _same(file: BinaryIO) -> str:
+    """A name of an open file, also where another has taken its place by now."""
+    return f"/proc/self/fd/{file.fileno()}"
+
+
+def _read_tensors(file: BinaryIO, header: Any) -> dict[str, Tensor]:
+    """The tensors of a file, read and not mapped: touching a mapped file that was cut short ends the process.
+
+    They lie one behind the other, as `safe_open` has checked. Raises KeyError for a dtype that no cache has.
+    """
+    file.seek(0)
+    file.seek(int.from_bytes(file.read(8), "little"), os.SEEK_CUR)
+    tensors: dict[str, Tensor] = {}
+    for key in header.offset_keys():
+        told = header.get_slice(key)
+        tensors[key] = torch.empty(told.get_shape(), dtype=_DTYPES[told.get_dtype()])
+        # What a file that was cut short lacks stays what it was, and the checksum tells.
+        file.readinto(tensors[key].reshape(-1).view(torch.uint8).numpy().data)  # type: ignore[attr-defined]
+    return tensors
 
 
 def _tensors(saved: Saved) -> dict[str, Tensor]:
