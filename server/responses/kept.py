@@ -32,6 +32,7 @@ create table if not exists responses (
     tenant text, id text, previous text, size integer, used integer, input blob, body blob, primary key (tenant, id)
 )
 """
+COLUMNS = "tenant, id, previous, size, used, input, body"
 # The ids and sizes of a response and those before it.
 CHAIN = """
 with recursive chain(id, previous, size, n) as (
@@ -122,11 +123,23 @@ class KeptResponses:
 
     def _get(self, tenant: str, response_id: str) -> Kept | None:
         rows = self._run(
-            "update responses set used = (select max(used) + 1 from responses) where tenant = ? and id = ?"
-            " returning previous, input, body",
-            *(tenant, response_id),
+            "select previous, input, body from responses where tenant = ? and id = ?", tenant, response_id
         )
-        return next((Kept(one[0], orjson.loads(one[1]), orjson.loads(one[2])) for one in rows), None)
+        if not rows:
+            return None
+        self._note_use(tenant, response_id)
+        previous, items, body = rows[0]
+        return Kept(previous, orjson.loads(items), orjson.loads(body))
+
+    def _note_use(self, tenant: str, response_id: str) -> None:
+        """So that others make room first. What is kept can be read where nothing can be written, as on a full disk."""
+        try:
+            self._run(
+                "update responses set used = (select max(used) + 1 from responses) where tenant = ? and id = ?",
+                *(tenant, response_id),
+            )
+        except sqlite3.Error as error:
+            log.warning("use_of_response_not_noted", error=str(error))
 
     def _chain(self, tenant: str, response_id: str) -> list[Kept]:
         sizes = dict(self._run(CHAIN, tenant, response_id, self.most))
@@ -162,6 +175,8 @@ def _opened(place: str) -> sqlite3.Connection:
             os.close(os.open(place, os.O_RDWR | os.O_CREAT, 0o600))
         database = sqlite3.connect(":memory:" if place == IN_MEMORY else place, check_same_thread=False)
         database.execute(TABLE)
+        # A table of another version may be there.
+        database.execute(f"select {COLUMNS} from responses limit 0")
     except (OSError, sqlite3.Error) as error:
         raise SettingError(
             "responses_store", place or "''", str(getattr(error, "strerror", None) or error)
