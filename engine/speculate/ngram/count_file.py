@@ -6,7 +6,10 @@ followers, then (int32 token, int32 count) each. Nothing in a file is trusted.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
+import glob
 import os
 from pathlib import Path
 
@@ -65,12 +68,21 @@ def write(path: str | Path, records: Records) -> None:
     try:
         part.unlink(missing_ok=True)  # an interrupted write's
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # see `remove_parts`
             file.write(_words(records).tobytes())
             file.flush()
             os.fsync(file.fileno())
-        part.replace(path)
+            part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def remove_parts(path: Path) -> None:
+    """Remove what interrupted writes have left; what another server is writing is locked."""
+    for part in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
+        with contextlib.suppress(OSError), part.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            part.unlink()
 
 
 def _words(records: Records) -> Words:

@@ -7,7 +7,6 @@ is asked for.
 
 from __future__ import annotations
 
-import glob
 import logging
 import os
 from collections.abc import Sequence
@@ -91,8 +90,7 @@ class NgramCache(TextDrafter):
     def _open(self, path: Path, vocab_size: int) -> None:
         if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
             raise SettingError("lookup_cache_dynamic", path, "its folder cannot be written to")
-        for part in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
-            part.unlink(missing_ok=True)  # an interrupted save's
+        ngram_file.remove_parts(path)
         if not path.exists():
             return
         try:
@@ -101,8 +99,7 @@ class NgramCache(TextDrafter):
         except LoadError as error:
             if error.__cause__ is not None:  # not its content is wrong
                 raise
-            aside = path.replace(f"{path}.damaged")
-            log.warning("counted n-grams start anew: %s; the file is now %s", error, aside)
+            _put_aside(path, error)
 
     def _warn_once_if_full(self) -> None:
         if self._dynamic.n_refused and not self._is_full:
@@ -133,6 +130,15 @@ class NgramCache(TextDrafter):
         return Guess(
             self._text[len(context) : len(context) + n_drafted].tolist(), survival[:n_drafted].tolist()
         )
+
+
+def _put_aside(path: Path, fault: LoadError) -> None:
+    """Rename a file that cannot be used. Raises `LoadError` where that fails: a save would take its place."""
+    try:
+        aside = path.replace(f"{path}.damaged")
+    except OSError as error:
+        raise LoadError(f"{fault}; it cannot be put aside: {error.strerror}") from error
+    log.warning("counted n-grams start anew: %s; the file is now %s", fault, aside)
 
 
 def _bigrams(path: str | Path, vocab_size: int) -> NgramCounts:
