@@ -35,6 +35,21 @@ def test_a_server_that_starts_leaves_what_another_is_writing(
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_two_servers_write_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where both have one process id, as in containers that share a folder."""
+    path = tmp_path / "counts"
+
+    def written(handle: int) -> None:
+        monkeypatch.setattr(os, "fsync", lambda handle: None)
+        count_file.write(path, ONE)
+
+    monkeypatch.setattr(os, "fsync", written)
+    count_file.write(path, ONE)
+    assert count_file.read(path, VOCAB)[1].tolist() == ONE[1].tolist()
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_folders_in_the_way_of_a_start(tmp_path: Path) -> None:
     path = tmp_path / "counts"
     path.write_bytes(b"noise")

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import glob
 import os
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -64,10 +65,11 @@ def write(path: str | Path, records: Records) -> None:
 
     Only its owner may read what people wrote.
     """
-    part = Path(f"{path}.{os.getpid()}.part")
+    # A name of its own: a process in another container may have the same id.
+    handle, name = tempfile.mkstemp(prefix=f"{Path(path).name}.", suffix=".part", dir=Path(path).parent)
+    part = Path(name)
     try:
-        part.unlink(missing_ok=True)  # an interrupted write's
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with os.fdopen(handle, "wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # see `remove_parts`
             file.write(_words(records).tobytes())
             file.flush()
