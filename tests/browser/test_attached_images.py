@@ -376,6 +376,7 @@ def test_images_are_for_everybody(page: Any) -> None:
             assert grave(page) == [], (scheme, width)
             assert page.evaluate(fits), width
             page.click(".question .thumbnail")
+            expect(page.locator(".enlarged")).to_be_visible()
             assert grave(page) == [], (scheme, width, "enlarged")
             assert page.evaluate(fits), width
             page.keyboard.press("Escape")
