@@ -39,3 +39,7 @@ def _check(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("--url: must be http://HOST:PORT or https://HOST:PORT")
+    try:
+        _ = parts.port  # the system would take the port's last 16 bits, and the check ask another server
+    except ValueError as error:
+        raise ValueError(f"--url: {error}") from None

@@ -81,6 +81,12 @@ def test_an_address_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_a_port_that_is_none_asks_no_other_server(capsys: pytest.CaptureFixture[str]) -> None:
+    with served() as server:
+        status, told = check(capsys, "--url", f"http://127.0.0.1:{server.port + 65536}")
+    assert (status, told) == (1, "no answer: --url: Port out of range 0-65535")
+
+
 def test_the_check_goes_where_the_server_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "s.sock")
     with served(host=path, api_prefix="/llm"):
