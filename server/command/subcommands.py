@@ -107,13 +107,22 @@ def _profile(call: Call) -> int:
     except (LoadError, RequestError) as error:
         sys.stderr.write(f"slipstream profile: {error}\n")
         return EXIT_CANNOT_LOAD if isinstance(error, LoadError) else EXIT_FAILED
+    except OSError as error:  # a full disk
+        if trace is None:
+            raise
+        sys.stderr.write(f"slipstream profile: --trace {trace}: {error.strerror or error}\n")
+        return EXIT_FAILED
     _write(told, profile_table.table, as_json=own["json"])
     return 0
 
 
 def _takes_a_file(path: Path) -> bool:
-    """Whether a file can be written under this path."""
-    return not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)
+    """Whether a file can be written under this path. torch replaces what is there, so a device such as /dev/null is no
+    such path.
+    """
+    if path.exists():
+        return path.is_file() and os.access(path, os.W_OK)
+    return os.access(path.parent, os.W_OK)
 
 
 # The settings that decide what a step computes, and on which device.
@@ -191,7 +200,7 @@ def _compile_ahead(call: Call) -> int:
         )
     names = [name.strip() for name in call.own["arch"].split(",")]
     if unknown := [name for name in names if name not in ARCHITECTURES]:
-        call.refuse(f"--arch {unknown[0]}: none of {', '.join(ARCHITECTURES)}")
+        call.refuse(f"--arch {unknown[0] or repr('')}: none of {', '.join(ARCHITECTURES)}")
     started = time.perf_counter()
     try:
         for told in compile_ahead(names, os.cpu_count() or 1):

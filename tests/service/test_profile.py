@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -128,6 +130,30 @@ def test_bad_usage_is_told(flags: list[str], named: str, capsys: pytest.CaptureF
         dispatch(["profile", "-m", TARGET, *flags], {})
     assert caught.value.code == 2
     assert named in capsys.readouterr().err
+
+
+def test_a_trace_replaces_no_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """torch writes beside the path and renames, so that `--trace /dev/null` would have left a file there."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(SystemExit) as caught:
+        dispatch(["profile", "-m", TARGET, "--tasks", "1", "--tokens", "1", "--trace", str(pipe)], {})
+    assert caught.value.code == 2
+    assert f"--trace {pipe}: cannot be written" in capsys.readouterr().err
+    assert pipe.is_fifo()
+
+
+def test_a_full_disk_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("slipstream.engine.service.tools.profile._trace", full)
+    path = tmp_path / "trace.json"
+    flags = ["-m", TARGET, "-t", "1", "--tasks", "1", "--tokens", "1", "--spec-type", "none"]
+    assert dispatch(["profile", *flags, "--trace", str(path)], {}) == 1
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"--trace {path}: No space left on device")
 
 
 def test_a_model_that_cannot_be_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
