@@ -9,12 +9,14 @@ from slipstream.server.command.flags import Option
 from slipstream.server.command.subcommand import Subcommand
 
 SHELLS = ("bash", "zsh", "fish")
+# zsh keeps `--flag=value` as one word, and wants all of it back.
 _BASH = """\
 _slipstream() {{
-    local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} subcommand=serve words
+    local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} subcommand=serve flag= words
     case ${{COMP_WORDS[1]}} in {names}) subcommand=${{COMP_WORDS[1]}};; esac
     [[ $prev == = ]] && prev=${{COMP_WORDS[COMP_CWORD-2]}}
     [[ $cur == = ]] && prev=${{COMP_WORDS[COMP_CWORD-1]}} && cur=
+    [[ $cur == --*=* ]] && flag=${{cur%%=*}}= prev=${{cur%%=*}} cur=${{cur#*=}}
     COMPREPLY=()
     case $subcommand:$prev in
 {values}
@@ -61,7 +63,9 @@ def _bash_values(commands: Mapping[str, Subcommand]) -> list[str]:
             pattern = "|".join(f"{name}:{flag}" for flag in option.flags)
             # A value that cannot be listed is a file, or up to the user.
             words = " ".join(_values(option))
-            lines.append(f'        {pattern}) COMPREPLY=($(compgen -W "{words}" -- "$cur")); return;;')
+            lines.append(
+                f'        {pattern}) COMPREPLY=($(compgen -P "$flag" -W "{words}" -- "$cur")); return;;'
+            )
         if command.positional is not None:
             word = " ".join(command.positional[1])
             lines.append(f'        {name}:{name}) COMPREPLY=($(compgen -W "{word}" -- "$cur")); return;;')

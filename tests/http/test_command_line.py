@@ -77,6 +77,7 @@ def test_every_subcommand_is_listed_and_explains_itself(capsys: pytest.CaptureFi
         ([], "--model is needed"),
         (["compile"], "--model is needed"),
         (["compile", "--arch", "sm_90a,sm_91"], "--arch sm_91: none of sm_80, sm_89, sm_90, sm_90a"),
+        (["compile", "--arch", ""], "--arch '': none of"),
         (["compile", "-m", "x", "--arch", "sm_90a"], "--model has no use with --arch"),
         (["compile", "--arch", "sm_90a", "-c", "4096"], "--ctx-size has no use with --arch"),
     ],
@@ -239,6 +240,17 @@ def completed(line: str) -> list[str]:
 )
 def test_bash_completes(line: str, offered: list[str]) -> None:
     assert completed(line) == offered
+
+
+@pytest.mark.parametrize(
+    ("word", "offered"),
+    [("--dtype=bf", ["--dtype=bfloat16"]), ("--spec-type=suf", ["--spec-type=suffix"]), ("--log-file=x", [])],
+)
+def test_values_behind_an_equals_sign_where_the_shell_keeps_it_in_the_word(
+    word: str, offered: list[str]
+) -> None:
+    """As zsh does, and bash without = in COMP_WORDBREAKS."""
+    assert completed(f"slipstream serve {word}") == offered
 
 
 def test_bash_offers_all_subcommands() -> None:
