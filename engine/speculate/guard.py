@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
 from slipstream.engine.device_loss import Spared, raise_if_lost
@@ -56,9 +57,15 @@ class Guard:
         """Networks whose guesses are so rarely right that something must be wrong with them."""
         return tuple(sorted(self._doubtful))
 
+    def serving(self, slot: Slot) -> AbstractSet[str]:
+        """The drafters whose guesses the slot uses; others cost it nothing, not even for its prompt."""
+        if not self._failures:
+            return slot.drafters
+        return {name for name in slot.drafters if not self._is_off(name)}
+
     def serves(self, name: str, slot: Slot) -> bool:
-        """Whether the slot uses the drafter's guesses; otherwise it costs the slot nothing, not even for its prompt."""
-        return name in slot.drafters and not (self._failures and self._is_off(name))
+        """Whether the slot uses the drafter's guesses."""
+        return name in self.serving(slot)
 
     def run(self, name: str, verb: str, slots: Sequence[Slot], call: Callable[[], T]) -> T | None:
         """Call a drafter's method `verb`. If it raises, its requests go on without it; the text does not change.

@@ -90,13 +90,14 @@ class Account:
 
     def _count_asked(self) -> bool:
         """Whether any drafter was asked for a guess since the last pass."""
-        before = self._n_calls.copy()
+        is_asked = False
         for name, tally in self._guard.totals.items():
             n = tally.n_calls["draft"]
-            if n != before[name]:
+            if n != self._n_calls[name]:
+                is_asked = True
                 self._n_calls[name] = n
                 self._asked[name] += self._weight
-        return before != self._n_calls
+        return is_asked
 
     def _outcome(self, wants: Sequence[Want], n_drafted: int, *, is_asked: bool) -> Outcome:
         if n_drafted:
@@ -109,8 +110,7 @@ class Account:
             return "rows_too_dear"
         if is_asked:
             return "no_guess"
-        serves = self._guard.serves
-        if any(serves(name, want.slot) for want in wants for name in want.slot.speculate.types):
+        if any(self._guard.serving(want.slot) for want in wants):
             return "not_worth_asking"
         return "switched_off"
 

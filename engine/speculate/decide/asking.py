@@ -6,7 +6,7 @@ tokens all the same, as a trial: whether they are verified or not, the text will
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -36,7 +36,7 @@ class Asking:
         survival: Survival,
         account: Account,
         reasons: Reasons,
-        readers: Collection[str],
+        readers: frozenset[str],
     ) -> None:
         """readers: the text drafters."""
         self._guard, self._lengths, self._survival = guard, lengths, survival
@@ -56,7 +56,7 @@ class Asking:
 
     def is_read(self, slot: Slot) -> bool:
         """Whether any text drafter reads the slot's text."""
-        return any(self._guard.serves(name, slot) for name in self._readers)
+        return not self._readers.isdisjoint(self._guard.serving(slot))
 
     def promise(self, drafter: DeviceDrafter, wants: Sequence[Want]) -> float:
         """Tokens that a drafter promises in all."""

@@ -36,5 +36,4 @@ class Reasons:
         for reason in _RANKS:
             if reason in noted:
                 return reason
-        is_any_left = any(self._guard.serves(name, slot) for name in slot.speculate.types)
-        return "not_worth_asking" if is_any_left else "switched_off"
+        return "not_worth_asking" if self._guard.serving(slot) else "switched_off"
