@@ -1,7 +1,7 @@
 """Modules run as programs in forks of a process that has loaded what servers load.
 
 Loading torch and the server costs three seconds of processor time, and tests start dozens of servers. Tests about
-starting (tests/service/test_terminal.py, test_server_process.py), longer runs and benchmarks start theirs as users do.
+starting (tests/service/test_terminal.py), longer runs and benchmarks start theirs as users do.
 """
 
 from __future__ import annotations

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,55 +15,23 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-ROOT = Path(__file__).parents[2]
+from tests.process import DEMO, ROOT, Running, forked
+
 ASK = [{"role": "user", "content": "Continue this code:\n\ndef total(values):\n    result = 0\n"}]
 
 
-@dataclass(frozen=True)
-class Running:
-    """A server process and its address."""
-
-    process: subprocess.Popen[str]
-    url: str
+ARGUMENTS = (
+    *DEMO,
+    *("--ctx-size", "1024", "--parallel", "4", "--threads", "1"),
+    *("--spec-type", "prediction,suffix,ngram-simple,draft-model", "--ngram-size-n", "4"),
+)
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    arguments = [
-        "-m",
-        "demo/target",
-        "-md",
-        "demo/draft",
-        "--port",
-        "0",
-        "--ctx-size",
-        "1024",
-        "--parallel",
-        "4",
-        "--spec-type",
-        "prediction,suffix,ngram-simple,draft-model",
-        "--ngram-size-n",
-        "4",
-        "--threads",
-        "1",
-        "--alias",
-        "demo",
-    ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "slipstream.server", *arguments],
-        cwd=ROOT,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    assert process.stdout is not None
-    ready = process.stdout.readline()
-    found = re.search(r"http://\S+", ready)
-    assert found, f"no address in {ready!r}"
-    yield Running(process, found.group())
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
-    process.stdout.close()
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with forked(tmp_path_factory.mktemp("log") / "log", ARGUMENTS) as one:
+        yield one
+        assert one.stop() == 0
 
 
 @pytest.fixture
