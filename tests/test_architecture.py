@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,16 @@ CONVENTIONS = {
 def modules() -> Iterator[Path]:
     for folder in CODE:
         yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(parsed(path)))
 
 
 def imported_by(statement: str) -> set[str]:
@@ -115,7 +126,7 @@ def test_files_stay_small() -> None:
 def test_functions_stay_small() -> None:
     long = {}
     for path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
                 n_lines = node.end_lineno - node.lineno + 1
                 if n_lines > 60:
@@ -163,7 +174,7 @@ def test_every_module_says_what_it_is_for() -> None:
     assert not [
         str(path.relative_to(ROOT))
         for path in modules()
-        if path.read_text().strip() and ast.get_docstring(ast.parse(path.read_text())) is None
+        if path.read_text().strip() and ast.get_docstring(parsed(path)) is None
     ]
 
 
@@ -194,7 +205,7 @@ def test_the_step_reads_no_other_clock() -> None:
 
 def test_nothing_is_ever_unpickled() -> None:
     for path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
                 assert not {"pickle", "marshal", "shelve", "dill"} & set(names), path
