@@ -221,8 +221,11 @@ def test_a_start_on_the_cpu_loads_nothing_for_gpus_and_no_web_framework() -> Non
     """torch imports its own, and Triton with it, for some operations on tensors without memory; that takes a second."""
     code = (
         "import asyncio, sys\n"
+        "from slipstream.engine.core import engine\n"
         "from slipstream.engine.service.start.launch import launch\n"
         "from slipstream.engine.settings import Settings\n"
+        "from tests.soon_ready import shortly\n"
+        "engine.warm_up = shortly\n"
         "asyncio.run(launch(Settings(model='demo/target', model_draft='demo/draft', parallel=1)).close())\n"
         "needless = {'triton', 'torch._dynamo', 'transformers', 'pydantic', 'fastapi', 'starlette', 'uvicorn'}\n"
         "ours = {one for one in sys.modules if one.startswith('slipstream.kernels.')}\n"
