@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from tests.forks import Forked
-from tests.process import DEMO, ROOT, forked
+from tests.process import DEMO, ROOT
 
 ABOUT = ("server/command/*.py",)
 WITHIN_S = 120.0
@@ -118,19 +118,18 @@ def test_a_start_and_ctrl_c() -> None:
         assert "Traceback" not in one.text
 
 
-def test_ctrl_c_twice_ends_at_once(tmp_path: Path) -> None:
-    with forked(tmp_path / "log", (*DEMO, "--shutdown-timeout", "100")) as one:
+def test_ctrl_c_twice_ends_at_once() -> None:
+    with terminal(*DEMO, "--port", "0", "--shutdown-timeout", "100") as one:
+        found = re.search(r"http://127\.0\.0\.1:\d+", one.until("to stop"))
+        assert found is not None
         body = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{one.url}/v1/completions", json=body, timeout=60) as reply:
+        with httpx.stream("POST", f"{found[0]}/v1/completions", json=body, timeout=60) as reply:
             next(reply.iter_lines())
             one.process.send_signal(signal.SIGINT)
-            end = time.monotonic() + WITHIN_S
-            while "draining" not in one.log.read_text():
-                assert time.monotonic() < end, one.log.read_text()
-                time.sleep(0.02)
+            one.until("draining")
             one.process.send_signal(signal.SIGINT)
-            assert one.process.wait(WITHIN_S) == 128 + signal.SIGINT
-        assert "Traceback" not in one.log.read_text()
+            assert one.ends() == 128 + signal.SIGINT
+        assert "Traceback" not in one.text
 
 
 @pytest.mark.sampled(keep=2)
