@@ -176,7 +176,7 @@ def state_fingerprint(folders: Iterable[Path], cache: Cache, *, rounds: bool = F
 
 def _same(file: BinaryIO) -> str:
     """A name of an open file, also where another has taken its place by now."""
-    return f"/proc/self/fd/{file.fileno()}"
+    return f"/dev/fd/{file.fileno()}"
 
 
 def _read_tensors(file: BinaryIO, header: Any) -> dict[str, Tensor]:
