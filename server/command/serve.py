@@ -274,7 +274,9 @@ class _Life:
         settings = self.settings
         private = is_loopback(settings.host) or unix_path(settings.host) is not None
         if not private and not keys_of(settings):
-            log.warning(f"ANYONE WHO CAN REACH {self.url} MAY USE THIS SERVER: set --api-key")
+            log.warning(
+                f"ANYONE WHO CAN REACH PORT {self.number} OF {settings.host} MAY USE THIS SERVER: set --api-key"
+            )
         if settings.api_key_file is not None and open_to_others(settings.api_key_file):
             log.warning("key_file_open_to_others", path=settings.api_key_file, wanted="mode 600")
 
