@@ -142,12 +142,12 @@ def test_compose_settings_are_ours() -> None:
     assert int(service["stop_grace_period"].removesuffix("s")) > settings.shutdown_timeout
 
 
-def test_the_cuda_variant_changes_only_the_index_and_the_devices() -> None:
+def test_the_cuda_variant_changes_only_what_is_built_and_the_devices() -> None:
     (name,), (laid_over,) = COMPOSE["services"], CUDA["services"]
     assert name == laid_over
     assert CUDA["services"][name] == {
         "image": "slipstream:cuda",
-        "build": {"args": {"TORCH_INDEX": ""}},
+        "build": {"args": {"TORCH_INDEX": "", "EXTRAS": "cuda"}},
         "gpus": "all",
     }
 
