@@ -6,7 +6,7 @@ Only the tokens and their tenant are kept here. What was computed for them lies 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -22,9 +22,11 @@ SLOT = "id_slot"
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    """tokens: the slot's own list, which grows while its request runs."""
+    """tokens: the slot's own list, which grows while its request runs; used: later ones have greater numbers."""
 
-    tokens: Sequence[int] = ()
+    tokens: list[int] = field(default_factory=list)
+    n_prompt: int = 0
+    used: int = 0
     tenant: str = ""
     images: Sequence[Marked] = ()
 
@@ -37,10 +39,31 @@ class Remembered:
         self._cache = cache
         self._slots = slots
         self._last = [_Sequence()] * len(slots)
+        self._n_put = 0
 
-    def put(self, slot_id: int, tokens: Sequence[int], tenant: str, images: Sequence[Marked] = ()) -> None:
-        """The slot has begun a sequence."""
-        self._last[slot_id] = _Sequence(tokens, tenant, [ImageMark.of(one) for one in images])
+    def choose(self, free: Sequence[int], slot: Slot) -> int:
+        """Which of these slots a request is to have: the one whose conversation it goes on with, if any.
+
+        Otherwise the one used longest ago, so that the last sequences of the others can still be saved.
+        """
+
+        def rank(slot_id: int) -> tuple[int, int]:
+            last = self._of(slot_id, slot.request.tenant)
+            goes_on = slot.tokens[: last.n_prompt] == last.tokens[: last.n_prompt]
+            return (last.n_prompt if goes_on else 0), -self._last[slot_id].used
+
+        return max(free, key=rank)
+
+    def begin(self, slot: Slot) -> None:
+        """The slot begins its request's sequence."""
+        self._put(slot.id, slot.tokens, slot.n_prompt, slot.request.tenant, slot.images)
+
+    def _put(
+        self, slot_id: int, tokens: list[int], n_prompt: int, tenant: str, images: Sequence[Marked]
+    ) -> None:
+        self._n_put += 1
+        marks = [ImageMark.of(one) for one in images]
+        self._last[slot_id] = _Sequence(tokens, n_prompt, self._n_put, tenant, marks)
 
     def save(self, slot_id: int, tenant: str) -> Saved:
         """A copy of what is cached of the slot's sequence, if it is the tenant's; while it runs, what is published.
@@ -69,7 +92,7 @@ class Remembered:
         if not saved.fits(self._cache, found):
             raise SlotFileRefused("its tensors have other shapes than this server's cache")
         saved.load(self._cache, found, tenant)
-        self.put(slot_id, found.tokens, tenant, found.images)
+        self._put(slot_id, [*found.tokens], len(found.tokens), tenant, found.images)
         # 0 stands for any token: the last is never adopted.
         n_tokens = self._cache.begin(slot_id, [*found.tokens, 0], tenant, found.images)
         self._cache.drop(slot_id)

@@ -126,13 +126,14 @@ class Seats:
             next_slot = self.waiting.pop(held, free)
             if next_slot is None:
                 return
-            next_slot.id = free[0] if next_slot.request.slot is None else next_slot.request.slot
+            wanted = next_slot.request.slot
+            next_slot.id = self.remembered.choose(free, next_slot) if wanted is None else wanted
             self._seat(next_slot)
 
     def _seat(self, slot: Slot) -> None:
         self.slots[slot.id] = slot
         with self.guard(slot):
-            self.remembered.put(slot.id, slot.tokens, slot.request.tenant, slot.images)
+            self.remembered.begin(slot)
             slot.stats.started_s = self._now()
             slot.stats.n_cached = slot.n_prompt
             self._begin(slot)

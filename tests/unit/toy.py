@@ -174,6 +174,7 @@ def toy_slot(
     min_tokens: int = 0,
     steps: bool = False,
     emitted: tuple[int, ...] = (),
+    tenant: str = "",
 ) -> Slot:
     """A slot as the service makes it.
 
@@ -189,6 +190,7 @@ def toy_slot(
         slot=wanted,
         steps=steps,
         emitted=emitted,
+        tenant=tenant,
     )
     factory = SlotFactory(Settings(draft_max=n_max), types, 10**6, VOCAB, frozenset())
     slot = factory.resolve(request, Prepared(prompt, Words(stop)))  # type: ignore[arg-type]
