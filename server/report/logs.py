@@ -53,7 +53,29 @@ def configure(level: str, form: Form, *, colors: bool = False, file: str | None 
 
 
 class LogFile(WatchedFileHandler):
-    """Adds lines to a file that its owner alone may read. A file that was moved away is followed by a new one."""
+    """Adds lines to a file that its owner alone may read. A file that was moved away is followed by a new one.
+
+    Lines that cannot be written are lost, as on a full disk. This is said once, on standard error.
+    """
+
+    _has_failed = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except (
+            OSError
+        ):  # a new file cannot be opened; raised from here, it would end the request that is logged
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is logging's
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._has_failed:
+            self._has_failed = True  # first, as the warning comes here too
+            log = logger(__name__)
+            log.warning("log_file_incomplete", path=self.baseFilename, reason=error.strerror)
 
     def _open(self) -> TextIOWrapper:
         # Not blocking: to open a pipe that has no reader would take for ever.

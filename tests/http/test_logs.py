@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import logging
@@ -241,7 +242,8 @@ def root_of_its_own() -> Iterator[logging.Logger]:
     root.handlers[:] = []
     yield root
     for one in root.handlers:
-        one.close()
+        with contextlib.suppress(OSError):  # a file on a full disk
+            one.close()
     root.handlers[:] = handlers
     root.setLevel(levels[0])
     ours.setLevel(levels[1])
@@ -260,6 +262,38 @@ def test_a_log_file_has_all_lines_and_one_reader(tmp_path: Path, root_of_its_own
     assert old[0] == "before"
     assert [json.loads(line)["event"] for line in (*old[1:], *new)] == ["first", "second"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert len(root_of_its_own.handlers) == 2
+
+
+def test_a_log_file_on_a_full_disk_is_told_of_once(
+    root_of_its_own: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure("info", "json", file="/dev/full")
+    log = logs.logger("slipstream.server.test")
+    log.info("first")
+    log.info("second")
+    told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [one["event"] for one in told] == ["first", "log_file_incomplete", "second"]
+    assert (told[1]["path"], told[1]["reason"]) == ("/dev/full", "No space left on device")
+    assert len(root_of_its_own.handlers) == 2
+
+
+def test_a_log_file_whose_folder_is_gone_ends_no_request(
+    tmp_path: Path, root_of_its_own: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where logrotate has moved the file, and the server may make no other."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    logs.configure("info", "json", file=str(folder / "a.log"))
+    log = logs.logger("slipstream.server.test")
+    folder.rename(tmp_path / "moved")
+    log.info("first")
+    log.info("second")
+    (tmp_path / "moved").rename(folder)
+    log.info("third")
+    told = [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()]
+    assert sorted(told) == ["first", "log_file_incomplete", "second", "third"]
+    assert [json.loads(line)["event"] for line in (folder / "a.log").read_text().splitlines()] == ["third"]
     assert len(root_of_its_own.handlers) == 2
 
 
