@@ -73,8 +73,12 @@ STATUSES: Mapping[int, tuple[str, tuple[str, ...]]] = {
         ("internal_error", "slot_not_saved"),
     ),
     503: (
-        "Loading, stopping, its device lost, or (where asked) no idle slot. Try again after `retry-after` seconds.",
-        ("loading", "draining", "server_stopping", "device_failed", "no_idle_slot"),
+        "Loading, stopping, its device or store of responses lost, or (where asked) no idle slot. Try again after"
+        " `retry-after` seconds.",
+        (
+            *("loading", "draining", "server_stopping", "device_failed", "responses_store_failed"),
+            "no_idle_slot",
+        ),
     ),
     504: ("The request took longer than `--request-timeout`.", ("request_timeout",)),
 }

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import orjson
 
 from slipstream.engine.errors import SettingError
+from slipstream.server.http.error_table import unavailable
 from slipstream.server.report.logs import logger
 
 log = logger(__name__)
@@ -27,6 +28,7 @@ IN_MEMORY = "memory"
 MOST_BYTES = 64 << 20  # of an API key's responses
 # Bytes of a conversation without its images: reading them holds the interpreter, for some milliseconds per MiB.
 MOST_CHAINED = 8 << 20
+LOCKED_MS = 1000  # that another process's lock on the file is waited for
 TABLE = """
 create table if not exists responses (
     tenant text, id text, previous text, size integer, used integer, input blob, body blob, primary key (tenant, id)
@@ -54,7 +56,7 @@ class Kept:
 
 
 class KeptResponses:
-    """The store. Responses of other tenants are treated as absent."""
+    """The store. Responses of other tenants are treated as absent. What reads it raises `Refused` where it fails."""
 
     def __init__(self, place: str, most: int) -> None:
         """`place`: a file, or `IN_MEMORY`; `most`: responses per tenant. Raises `SettingError` for an unusable file."""
@@ -86,12 +88,24 @@ class KeptResponses:
         return await self._do(lambda: self._chain(tenant, response_id))
 
     async def _do(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+        except sqlite3.Error as error:  # a file that is locked, cut short, on a disk that is gone
+            log.warning("responses_store_failed", error=str(error))
+            reason = f"the store of responses (--responses-store) fails: {error}"
+            raise unavailable(reason, "responses_store_failed") from error
 
     def _run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """The rows that a statement returns, run in a transaction of its own."""
-        with self._database:
-            return self._database.execute(statement, values).fetchall()
+        try:
+            with self._database:
+                rows = self._database.execute(statement, values).fetchall()
+        except sqlite3.OperationalError:
+            # Whoever comes behind this one does not wait for the same lock: waits would add up.
+            self._database.execute("pragma busy_timeout = 0")
+            raise
+        self._database.execute(f"pragma busy_timeout = {LOCKED_MS}")
+        return rows
 
     def _put(self, tenant: str, kept: Kept) -> None:
         """Write a response. A store that cannot be written to is logged, and the response is not kept."""
@@ -173,7 +187,9 @@ def _opened(place: str) -> sqlite3.Connection:
         if place != IN_MEMORY:
             # They hold what people wrote: for this user's eyes only.
             os.close(os.open(place, os.O_RDWR | os.O_CREAT, 0o600))
-        database = sqlite3.connect(":memory:" if place == IN_MEMORY else place, check_same_thread=False)
+        database = sqlite3.connect(
+            ":memory:" if place == IN_MEMORY else place, timeout=LOCKED_MS / 1000, check_same_thread=False
+        )
         database.execute(TABLE)
         # A table of another version may be there.
         database.execute(f"select {COLUMNS} from responses limit 0")

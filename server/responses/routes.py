@@ -209,7 +209,7 @@ def _add_keeping(router: APIRouter, responses: Responses) -> None:
     @router.get(
         "/v1/responses/{response_id}",
         summary="A kept response, or one that is being made in the background",
-        responses=answers(replies.Response, 404),
+        responses=answers(replies.Response, 404, 503),
     )
     async def retrieve(response_id: ResponseId, request: Request) -> Response:
         if request.query_params.get("stream") == "true":
@@ -219,7 +219,7 @@ def _add_keeping(router: APIRouter, responses: Responses) -> None:
     @router.delete(
         "/v1/responses/{response_id}",
         summary="Forget a response",
-        responses=answers(replies.DeletedResponse, 404),
+        responses=answers(replies.DeletedResponse, 404, 503),
     )
     async def delete(response_id: ResponseId, request: Request) -> Response:
         responses.check_ended(tenant_of(request), response_id, "response_id")
@@ -230,7 +230,7 @@ def _add_keeping(router: APIRouter, responses: Responses) -> None:
     @router.post(
         "/v1/responses/{response_id}/cancel",
         summary="Cancel a response that is being made in the background",
-        responses=answers(replies.Response, 400, 404),
+        responses=answers(replies.Response, 400, 404, 503),
     )
     async def cancel(response_id: ResponseId, request: Request) -> Response:
         return answer_json(await responses.cancel(request, response_id))
@@ -238,7 +238,7 @@ def _add_keeping(router: APIRouter, responses: Responses) -> None:
     @router.get(
         "/v1/responses/{response_id}/input_items",
         summary="The items that a response's request had as input",
-        responses=answers(replies.ItemList, 400, 404),
+        responses=answers(replies.ItemList, 400, 404, 503),
         openapi_extra=PAGE,
     )
     async def input_items(response_id: ResponseId, request: Request) -> Response:
