@@ -100,25 +100,23 @@ def _profile(call: Call) -> int:
     if trace is not None and not _takes_a_file(trace):
         call.refuse(f"--trace {trace}: cannot be written")
     be_considerate()
-    from slipstream.engine.service.tools.profile import Order, profiled
+    from slipstream.engine.service.tools.profile import Order, TraceNotWritten, profiled
 
     try:
         told = asdict(profiled(call.settings, Order(prompts, own["tasks"], own["tokens"], trace)))
     except (LoadError, RequestError) as error:
         sys.stderr.write(f"slipstream profile: {error}\n")
         return EXIT_CANNOT_LOAD if isinstance(error, LoadError) else EXIT_FAILED
-    except OSError as error:  # a full disk
-        if trace is None:
-            raise
-        sys.stderr.write(f"slipstream profile: --trace {trace}: {error.strerror or error}\n")
+    except TraceNotWritten as error:
+        sys.stderr.write(f"slipstream profile: --trace {error}\n")
         return EXIT_FAILED
     _write(told, profile_table.table, as_json=own["json"])
     return 0
 
 
 def _takes_a_file(path: Path) -> bool:
-    """Whether a file can be written under this path. torch replaces what is there, so a device such as /dev/null is no
-    such path.
+    """Whether a file can be written under this path. A device such as /dev/null is no such path: where writing fails,
+    what is there is removed.
     """
     if path.exists():
         return path.is_file() and os.access(path, os.W_OK)
@@ -167,7 +165,7 @@ PROFILE = Subcommand(
             name="trace",
             flag="--trace",
             metavar="FILE",
-            meaning="write a Chrome trace of one more playing, by torch's profiler",
+            meaning="write a Chrome trace of one more playing, by torch's profiler; compressed if FILE ends in .gz",
         ),
     ),
     statuses="Exit status: 0 done, 1 a prompt is refused, 2 bad usage, 3 cannot load.",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
+import tempfile
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -133,7 +135,7 @@ def test_bad_usage_is_told(flags: list[str], named: str, capsys: pytest.CaptureF
 
 
 def test_a_trace_replaces_no_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """torch writes beside the path and renames, so that `--trace /dev/null` would have left a file there."""
+    """A trace that cannot be written is removed; `--trace /dev/null` would have lost the device."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(SystemExit) as caught:
@@ -143,17 +145,55 @@ def test_a_trace_replaces_no_device(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert pipe.is_fifo()
 
 
-def test_a_full_disk_is_told(
+FEW = ["profile", "-m", TARGET, "-t", "1", "--tasks", "1", "--tokens", "1", "--spec-type", "none"]
+
+
+def test_a_full_disk_is_told_and_no_part_of_a_trace_stays(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
+    def full(_: object, file: IO[str]) -> None:
+        file.write("{")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("slipstream.engine.service.tools.profile._trace", full)
+    monkeypatch.setattr(json, "dump", full)
     path = tmp_path / "trace.json"
-    flags = ["-m", TARGET, "-t", "1", "--tasks", "1", "--tokens", "1", "--spec-type", "none"]
-    assert dispatch(["profile", *flags, "--trace", str(path)], {}) == 1
+    assert dispatch([*FEW, "--trace", str(path)], {}) == 1
     assert capsys.readouterr().err.splitlines()[-1].endswith(f"--trace {path}: No space left on device")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trace_that_torch_cannot_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It raises nothing, and leaves a part behind."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+
+    def half(_: object, path: str) -> None:
+        Path(f"{path}.tmp").write_text("{")
+
+    monkeypatch.setattr("torch.profiler.profile.export_chrome_trace", half)
+    assert dispatch([*FEW, "--trace", str(tmp_path / "trace.json")], {}) == 1
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith(f"slipstream profile: --trace {tmp_path / 'temporary'}")
+    assert [one for one in tmp_path.rglob("*") if one.is_file()] == []
+
+
+def test_another_fault_is_not_the_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("slipstream.engine.service.tools.profile.launch", unreadable)
+    with pytest.raises(OSError, match="Input/output error"):
+        dispatch([*FEW, "--trace", str(tmp_path / "trace.json")], {})
+
+
+def test_a_compressed_trace(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    assert dispatch([*FEW, "--trace", str(path)], {}) == 0
+    assert any(
+        one.get("cat") == "step" for one in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    )
 
 
 def test_a_model_that_cannot_be_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gzip
 import itertools
 import json
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,6 +39,10 @@ _N_PROMPT = 128  # tokens of a built-in prompt
 _MARK = "slipstream clock"  # an event of the trace at a known time of the engine's clock
 
 _ids = itertools.count()
+
+
+class TraceNotWritten(Exception):
+    """The file of a trace cannot be written; its text says which, and why."""
 
 
 @dataclass(slots=True)
@@ -95,7 +101,7 @@ class _Tasks:
 def profiled(settings: Settings, order: Order) -> Profile:
     """Load the engine, play in every way there is, close it.
 
-    Raises `LoadError`, what `submit` raises for a prompt, and `OSError` for a trace that cannot be written.
+    Raises `LoadError`, what `submit` raises for a prompt, and `TraceNotWritten`.
     """
     with _launched(settings) as engine:
         prompts = order.prompts or random_prompts(engine, order.n_tasks)
@@ -145,7 +151,7 @@ def _profile(engine: ThreadEngine, tasks: _Tasks) -> Profile:
 
 
 def _trace(engine: ThreadEngine, tasks: _Tasks, path: Path) -> None:
-    """Play the tasks once more in the widest way, under torch's profiler; write its Chrome trace.
+    """Play the tasks once more in the widest way, under torch's profiler; write its Chrome trace, compressed for `.gz`.
 
     The parts of the engine's steps have a row of their own; ops are ranges; kernels are what torch saw of the device.
     """
@@ -162,12 +168,27 @@ def _trace(engine: ThreadEngine, tasks: _Tasks, path: Path) -> None:
             _play(engine, tasks, _kinds(engine)[-1], _widths(engine, tasks)[-1])
     finally:
         engine.on_thread(functools.partial(_stop, profiler, engine.clock))
-    profiler.export_chrome_trace(str(path))
-    with path.open() as file:
-        told = json.load(file)
+    try:
+        _write_trace(profiler, laps, path)
+    except OSError as error:
+        raise TraceNotWritten(f"{error.filename or path}: {error.strerror or error}") from error
+
+
+def _write_trace(profiler: torch.profiler.profile, laps: _Laps, path: Path) -> None:
+    """Raises `OSError`, and leaves no part of a file behind."""
+    # torch only logs that a disk is full, and leaves what it has written beside its path.
+    with tempfile.TemporaryDirectory() as folder:
+        own = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(own))
+        told = json.loads(own.read_text(encoding="utf-8"))
     told["traceEvents"] += laps.events(told["traceEvents"])
-    with path.open("w") as file:
-        json.dump(told, file)
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "wt", encoding="utf-8") as file:
+            json.dump(told, file)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
 
 
 @dataclass(slots=True)
