@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, NoReturn
 
 from slipstream.engine.errors import SettingError
@@ -18,6 +18,9 @@ from slipstream.server.command.foreign_flags import Foreign
 from slipstream.server.http import limits
 
 CONFIG_ENV = PREFIX + "CONFIG"
+_TRUTHS = frozenset(
+    {"true", "false", "on", "off", "yes", "no", "1", "0"}
+)  # that people write behind a switch
 _METAVARS = {int: "N", int | None: "N", float: "X", float | None: "X"}
 _SOURCES = (
     f"Each setting can also be given as {PREFIX}NAME in the environment, or as name = value in a TOML file (--config)."
@@ -93,6 +96,13 @@ class Subcommand:
         named += [flag for one in self.foreign for flag in one.flags]
         return ["--help", *more, *own, *named, *switches]
 
+    @property
+    def switches(self) -> set[str]:
+        """The flags that take no value."""
+        settings = {flag for one in self.options if one.is_switch for flag in (*one.flags, one.no_flag)}
+        own = {one.flag for one in self.arguments if one.metavar is None}
+        return settings | own | {flag for one in self.foreign if one.value is None for flag in one.flags}
+
 
 def parser_of(command: Subcommand) -> argparse.ArgumentParser:
     """The parser of a subcommand's line."""
@@ -164,6 +174,7 @@ def parsed(command: Subcommand, words: Sequence[str], environ: Mapping[str, str]
     """The call that a command line means. Exits with status 2 if anything in it or in its sources is wrong."""
     parser = parser_of(command)
     _refuse_unknown(parser, command, words)
+    _refuse_values_of_switches(parser, command, words)
     found = vars(parser.parse_args(words))
     own = {one.name: found.pop(one.name) for one in command.arguments if one.sets is None}
     if command.positional is not None:
@@ -207,6 +218,23 @@ def _refuse_unknown(parser: argparse.ArgumentParser, command: Subcommand, words:
         flag = word.partition("=")[0]
         if (word[:2] == "--" or (word[:1] == "-" and word[1:2].isalpha())) and flag not in known:
             parser.error(f"unrecognized arguments: {word}{did_you_mean(flag, known)}")
+
+
+def _refuse_values_of_switches(
+    parser: argparse.ArgumentParser, command: Subcommand, words: Sequence[str]
+) -> None:
+    """Exit with status 2 on `--exact=true` and `--exact true`: argparse would not say what to write instead."""
+    switches = command.switches
+    for word, after in pairwise([*words, ""]):
+        if word == "--":
+            return
+        flag, sign, value = word.partition("=")
+        if flag not in switches or not (sign or after.lower() in _TRUTHS):
+            continue
+        name = flag.removeprefix("--no-").removeprefix("--")
+        other = f"--{name}" if flag == f"--no-{name}" else f"--no-{name}"
+        hint = f", or {other} for the opposite" if other in switches else ""
+        parser.error(f"{flag} {value if sign else after}: a switch takes no value; write {flag} alone{hint}")
 
 
 def _settings(
