@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -47,6 +48,31 @@ TARGET, DRAFT = str(DEMO / "target"), str(DEMO / "draft")
 def test_types(spec_type: str, draft: str | None, expected: tuple[str, ...]) -> None:
     settings = Settings(model=TARGET, spec_type=spec_type, model_draft=draft)
     assert drafter_types(settings, None if draft is None else "draft-model") == expected
+
+
+@pytest.mark.parametrize(("draft", "network"), [(DRAFT, "draft-model"), (None, "draft-mtp")])
+def test_a_network_that_no_request_may_use_is_not_loaded(
+    draft: str | None, network: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings(model=TARGET, model_draft=draft, draft_max=0)
+    assert drafter_types(settings, network) == ("forced", "prediction", "suffix")
+    told = ["not loaded, as nothing is drafted (--draft-max 0): --model-draft"]
+    assert caplog.messages == (told if draft else [])
+    assert network in drafter_types(replace(settings, draft_max=1), network)
+
+
+def test_more_threads_than_cores_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Before anything is loaded: the start takes as many times longer, too."""
+    n, n_cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    try:
+        for n_threads in (n_cores, n_cores + 1):
+            with pytest.raises(LoadError):
+                launch(Settings(model="./no/such", threads=n_threads))
+    finally:
+        torch.set_num_threads(n)
+    assert [one for one in caplog.messages if "--threads" in one] == [
+        f"--threads {n_cores + 1} is more than the cores here, {n_cores}: passes may be many times slower"
+    ]
 
 
 def test_limits_of_drafts_beside_no_drafter_are_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -62,6 +62,7 @@ def compare(told: dict[str, Any], settings: Settings) -> None:
         {},
         {"model_draft": DRAFT},
         {"model_draft": DRAFT, "parallel": 2, "ctx_size": 700, "draft_max": 5, "dtype": "float32"},
+        {"model_draft": DRAFT, "draft_max": 0},
         {"cache_size": 32, "spec_type": "none"},
         {"model_draft": DRAFT, "kv_cache_dtype": "fp8"},
     ],

@@ -36,7 +36,12 @@ def drafter_types(settings: Settings, network: str | None, *, overlaps: bool = F
         log.warning("without effect, as nothing is drafted (--spec-type): %s", ", ".join(idle))
     if settings.draft_min > settings.draft_max:
         raise SettingError("draft_min", settings.draft_min, f"is more than --draft-max {settings.draft_max}")
-    return names
+    if settings.draft_max or network not in names:
+        return names
+    # No request may draft more than the server: the network would take memory and never run.
+    if settings.model_draft is not None:
+        log.warning("not loaded, as nothing is drafted (--draft-max 0): --model-draft")
+    return tuple(name for name in names if name != network)
 
 
 @contextmanager

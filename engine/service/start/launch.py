@@ -85,8 +85,7 @@ def launch(settings: Settings, open_vision: OpenVision | None = None) -> ThreadE
     """
     check(settings)
     slot_folder = _slot_folder(settings)
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
+    _set_threads(settings.threads)
     target_from = _target_checkpoint(settings)
     use_device(target_from.device)
     draft_path = None if settings.model_draft is None else local_checkpoint(settings.model_draft)
@@ -137,6 +136,17 @@ def launch(settings: Settings, open_vision: OpenVision | None = None) -> ThreadE
     _log_ready(info)
     end_team()  # passes run on the engine's own thread
     return ThreadEngine(engine, text, info, settings, slot_files, processes)
+
+
+def _set_threads(n: int | None) -> None:
+    if n is None:
+        return
+    torch.set_num_threads(n)
+    if n > (n_cores := len(os.sched_getaffinity(0))):
+        # A pass has hundreds of operations, and each waits for all of its threads.
+        log.warning(
+            "--threads %d is more than the cores here, %d: passes may be many times slower", n, n_cores
+        )
 
 
 def _target_checkpoint(settings: Settings) -> Checkpoint:

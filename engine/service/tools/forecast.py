@@ -253,6 +253,8 @@ def _networks(settings: Settings) -> tuple[dict[str, Checkpoint], tuple[str, ...
     target = Checkpoint(path, config, CUDA, run_dtype(config, settings.dtype, CUDA), n_ranks)
     if settings.model_draft is not None:
         types = drafter_types(settings, MODEL)
+        if MODEL not in types:
+            return {forward.STORE: target}, types
         path = _path(settings.model_draft)
         config = _read_draft(path)
         draft = Checkpoint(path, config, CUDA, run_dtype(config, settings.dtype, CUDA))
