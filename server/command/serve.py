@@ -36,6 +36,7 @@ from slipstream.server.openai.formats.reading import Knowing, Known
 from slipstream.server.report.logs import Form, form_of, logger
 from slipstream.server.report.pulse import pulse
 from slipstream.server.report.tracing import Tracing
+from slipstream.server.responses.kept import KeptResponses
 
 Load = Callable[[Settings], AsyncEngine]
 
@@ -50,10 +51,11 @@ LEAVE = "--exit-on-device-error"
 class Listener(uvicorn.Server):
     """uvicorn without its signal handlers, on sockets that listen already, with a time limit for TLS handshakes.
 
-    `traces` are the application's; close them after it has ended.
+    `traces` and `kept` are the application's; close them after it has ended.
     """
 
     traces: Tracing | None = None
+    kept: KeptResponses | None = None
     timeout_s = 60.0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -106,7 +108,7 @@ def listener(gate: Gate, settings: Settings, knowing: Knowing | None = None) -> 
         reset_contextvars=True,  # request ids must not leak into other requests' tasks
     )
     server = Listener(config)
-    server.traces, server.timeout_s = app.state.traces, settings.timeout
+    server.traces, server.kept, server.timeout_s = app.state.traces, app.state.kept, settings.timeout
     return server
 
 
@@ -190,9 +192,11 @@ class _Life:
         release(self.settings, self.mark)
         if server.traces:
             await asyncio.to_thread(server.traces.close)
-        # The engine is closed last: replies that are still being written read its events.
+        # The engine is closed behind them: replies that are still being written read its events.
         if self.gate.engine:
             await self.gate.engine.close()
+        if server.kept:  # the process may end by `os._exit`, which waits for nothing
+            await asyncio.to_thread(server.kept.close)
         return EXIT_FAILED if work.cancelled() else work.result()
 
     async def _work(self, load: Load) -> int:

@@ -99,7 +99,7 @@ def create_app(gate: Gate, settings: Settings, knowing: Knowing | None = None) -
     app.add_middleware(HostCheck, host=settings.host)
     app.add_middleware(Envelope, meter=meter, traces=traces)
     app.add_middleware(MessagesErrors, prefix=settings.api_prefix)
-    app.state.traces = traces
+    app.state.traces, app.state.kept = traces, kept
     return app
 
 

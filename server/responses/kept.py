@@ -87,6 +87,10 @@ class KeptResponses:
         """
         return await self._do(lambda: self._chain(tenant, response_id))
 
+    def close(self) -> None:
+        """Wait until all is written that was to be kept."""
+        self._worker.shutdown()
+
     async def _do(self, work: Callable[[], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._worker, work)

@@ -11,10 +11,12 @@ import re
 import shlex
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import termios
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -144,6 +146,22 @@ def test_the_drain_ends_in_time(process: Start) -> None:
         assert answered[0].status_code == 503
         assert server.exits() == 0
         assert "Traceback" not in server.log
+
+
+def test_the_last_response_is_kept(process: Start, tmp_path: Path) -> None:
+    """On a slow disk, too: here another process has the file for a moment."""
+    place = tmp_path / "responses.db"
+    with process("-m", "FAST", "--responses-store", str(place)) as server:
+        url = server.ready()
+        with contextlib.closing(sqlite3.connect(place)) as other:
+            other.execute("begin exclusive")
+            made = httpx.post(f"{url}/v1/responses", json={"input": "one"}).json()["id"]
+            server.popen.send_signal(signal.SIGTERM)
+            until(lambda: '"event":"drained"' in server.log)
+            time.sleep(0.3)
+            other.rollback()
+            assert server.exits() == 0
+            assert other.execute("select id from responses").fetchall() == [(made,)]
 
 
 def test_the_second_signal_means_now(process: Start) -> None:
