@@ -416,7 +416,7 @@ LONG = "class Stack: def push(self, value): pass " * 12  # more than a page
 
 async def slots_are_saved_restored_and_erased(engine: AsyncEngine) -> None:
     await idle(engine)
-    await outcome(engine, ask("saved", prompt=LONG))
+    await outcome(engine, ask("saved", prompt=LONG, slot=0))
     saved = await engine.save_slot(0, "contract", "")
     assert saved.n_tokens > 0
     assert saved.n_bytes > saved.n_tokens
@@ -434,7 +434,7 @@ async def slots_are_saved_restored_and_erased(engine: AsyncEngine) -> None:
 
 async def saved_slots_belong_to_their_tenant(engine: AsyncEngine) -> None:
     await idle(engine)
-    await outcome(engine, ask("mine", prompt=LONG, tenant="me"))
+    await outcome(engine, ask("mine", prompt=LONG, tenant="me", slot=0))
     with pytest.raises(InvalidRequest) as nothing:
         await engine.save_slot(0, "theirs", "you")
     assert nothing.value.param == "id_slot"
@@ -468,7 +468,7 @@ async def slots_and_names_that_cannot_be_are_refused(engine: AsyncEngine) -> Non
 
 async def a_busy_slot_is_saved_but_not_replaced(engine: AsyncEngine) -> None:
     await idle(engine)
-    await outcome(engine, ask("before", prompt=LONG))
+    await outcome(engine, ask("before", prompt=LONG, slot=0))
     await engine.save_slot(0, "busy", "")
     stream = await engine.submit(ask("busy", prompt=LONG, max_tokens=None))
     await anext(stream)

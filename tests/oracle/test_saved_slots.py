@@ -66,10 +66,10 @@ def say(
     return tokens, end
 
 
-def carry(files: SlotFiles, old: Engine, new: Engine, tenant: str = "") -> int:
-    """Slot 0 of one engine into slot 1 of another, through a file; returns the tokens restored."""
+def carry(files: SlotFiles, old: Engine, new: Engine, tenant: str = "", *, slot_id: int = 0) -> int:
+    """A slot of one engine into slot 1 of another, through a file; returns the tokens restored."""
     path = files.path("a slot", tenant)
-    files.write(path, old.seats.remembered.save(0, tenant))
+    files.write(path, old.seats.remembered.save(slot_id, tenant))
     return new.seats.remembered.restore(1, files.read(path)[0], tenant)
 
 
@@ -187,16 +187,15 @@ def test_erase_lets_the_next_request_start_from_nothing(lab: Lab) -> None:
 def test_tenants_never_meet(lab: Lab, files: SlotFiles) -> None:
     old, new = lab.engine(DRAFTS), lab.engine(DRAFTS)
     say(lab, old, PROMPT, tenant="bob")
-    say(lab, old, PROMPT, tenant="alice")
+    hers = say(lab, old, PROMPT, tenant="alice")[1].slot
     with pytest.raises(InvalidRequest):
-        old.seats.remembered.save(
-            0, "bob"
-        )  # although the same tokens are cached for him: he would learn that they are hers too
-    assert old.seats.remembered.erase(0, "bob") == 0
-    assert carry(files, old, new, "alice") >= 144
+        # Although the same tokens are cached for him: he would learn that they are hers too.
+        old.seats.remembered.save(hers, "bob")
+    assert old.seats.remembered.erase(hers, "bob") == 0
+    assert carry(files, old, new, "alice", slot_id=hers) >= 144
     assert say(lab, new, PROMPT, tenant="bob")[1].usage.n_cached == 0
     new = lab.engine(DRAFTS)
-    carry(files, old, new, "alice")
+    carry(files, old, new, "alice", slot_id=hers)
     assert say(lab, new, PROMPT, tenant="alice")[1].usage.n_cached == 144
 
 

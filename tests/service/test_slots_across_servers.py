@@ -78,7 +78,8 @@ def test_a_conversation_outlives_its_server(pair: tuple[Path, Path], tmp_path: P
         assert (await say(engine, "x"))[1].usage.n_cached == 0
         restored = await engine.restore_slot(1, "talk", "")
         again, end = await say(engine, PROMPT + text)
-        assert await engine.erase_slot(0, "") >= end.usage.n_cached
+        assert end.slot == 1, "the slot whose conversation it goes on with"
+        assert await engine.erase_slot(1, "") >= end.usage.n_cached
         assert (await say(engine, PROMPT + text))[1].usage.n_cached == 0
         return again, restored.n_tokens, end.usage.n_cached
 
