@@ -18,9 +18,8 @@ from slipstream.server.command.foreign_flags import Foreign
 from slipstream.server.http import limits
 
 CONFIG_ENV = PREFIX + "CONFIG"
-_TRUTHS = frozenset(
-    {"true", "false", "on", "off", "yes", "no", "1", "0"}
-)  # that people write behind a switch
+# What people write behind a switch.
+_TRUTHS = frozenset({"true", "false", "on", "off", "yes", "no", "1", "0"})
 _METAVARS = {int: "N", int | None: "N", float: "X", float | None: "X"}
 _SOURCES = (
     f"Each setting can also be given as {PREFIX}NAME in the environment, or as name = value in a TOML file (--config)."

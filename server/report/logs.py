@@ -63,9 +63,8 @@ class LogFile(WatchedFileHandler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             super().emit(record)
-        except (
-            OSError
-        ):  # a new file cannot be opened; raised from here, it would end the request that is logged
+        except OSError:
+            # A new file cannot be opened. Raised from here, that would end the request that is logged.
             self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is logging's

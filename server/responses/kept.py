@@ -105,7 +105,7 @@ class KeptResponses:
             with self._database:
                 rows = self._database.execute(statement, values).fetchall()
         except sqlite3.OperationalError:
-            # Whoever comes behind this one does not wait for the same lock: waits would add up.
+            # Requests behind this one do not wait for the same lock: waits would add up.
             self._database.execute("pragma busy_timeout = 0")
             raise
         self._database.execute(f"pragma busy_timeout = {LOCKED_MS}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import sys
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -142,7 +143,8 @@ def _set_threads(n: int | None) -> None:
     if n is None:
         return
     torch.set_num_threads(n)
-    if n > (n_cores := len(os.sched_getaffinity(0))):
+    n_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or n
+    if n > n_cores:
         # A pass has hundreds of operations, and each waits for all of its threads.
         log.warning(
             "--threads %d is more than the cores here, %d: passes may be many times slower", n, n_cores
