@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
+from tests.browser.attached import file, picture, seeing
 from tests.browser.driving import ANSWER, ask, grave, opened, prompts, say
-from tests.http.fake import INFO, FakeEngine
+from tests.http.fake import FakeEngine
 from tests.http.serving import served, until
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -33,22 +31,6 @@ HAND_OVER = """([kind, where, files, text]) => {
         : new DragEvent(kind, { ...given, dataTransfer: data });
     return !document.querySelector(where).dispatchEvent(event);
 }"""
-
-
-def seeing(**change: Any) -> FakeEngine:
-    engine = FakeEngine()
-    engine.info = replace(INFO, modalities=("text", "image"), n_ctx=100_000, **change)
-    return engine
-
-
-def picture(kind: str = "png", size: tuple[int, int] = (320, 200), colour: str = "teal") -> bytes:
-    written = io.BytesIO()
-    Image.new("RGB", size, colour).save(written, kind)
-    return written.getvalue()
-
-
-def file(data: bytes, name: str = "teal.png", kind: str = "image/png") -> dict[str, Any]:
-    return {"name": name, "mimeType": kind, "buffer": data}
 
 
 def hand_over(page: Any, kind: str, where: str, *files: dict[str, Any], text: str = "") -> bool:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.browser.attached import file, picture, seeing
 from tests.browser.driving import Held, ask, opened, prompts, say
-from tests.browser.test_attached_images import file, picture, seeing
 from tests.http.fake import words
 from tests.http.serving import Served, served, until
 
