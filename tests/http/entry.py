@@ -15,6 +15,7 @@ from slipstream.engine.api import AsyncEngine, Chat, Delta, Request
 from slipstream.engine.errors import UnsupportedModel
 from slipstream.engine.settings import Settings
 from slipstream.server.command import standard_streams
+from slipstream.server.responses import kept
 from tests.commanded import start
 from tests.http.fake import INFO, FakeEngine, Step, done, words
 
@@ -58,4 +59,5 @@ def load(settings: Settings) -> AsyncEngine:
 
 if __name__ == "__main__":
     standard_streams.hold()
+    kept.LOCKED_MS = 60_000  # a test lets go of its lock, however slow the machine
     start(sys.argv[1:], load)

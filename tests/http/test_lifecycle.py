@@ -358,9 +358,8 @@ def test_open_to_all_without_a_key_warns(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(Settings(model="DYING", port=0, host="0.0.0.0"), load)
-    assert re.search(
-        r"ANYONE WHO CAN REACH PORT \d+ OF 0\.0\.0\.0 MAY", caplog.text
-    )  # not of this machine alone
+    # Not of this machine's loopback alone.
+    assert re.search(r"ANYONE WHO CAN REACH PORT \d+ OF 0\.0\.0\.0 MAY", caplog.text)
     caplog.clear()
     run(Settings(model="DYING", port=0, host="0.0.0.0", api_key="k"), load)
     assert "ANYONE" not in caplog.text

@@ -157,7 +157,6 @@ class Costs:
         if not is_believed:
             self._due_soon()
         self._shape()
-        self._reprice()
 
     def _shape(self) -> None:
         """Work out which width speaks for which number of rows. Deviations have no say: they may be wrong together."""
@@ -168,6 +167,7 @@ class Costs:
         usual = np.interp(n_rows, widths, references)
         self._share = usual / references[self._speaker]
         self._floor = min(one.reference - log(1.0 + _PER_ROW * n) for n, one in self._widths.items())
+        self._reprice()
 
     def _measure_width(self, n_rows: int, seconds: float) -> None:
         speaker = self._speaker[n_rows - 1]
