@@ -181,10 +181,8 @@ class Costs:
         if is_change is None:
             return
         width.n_measured = 2 if is_change else width.n_measured + 1
-        if is_change:  # of the pace perhaps, and drafts were measured beside another
+        if is_change:
             self._due_soon()
-            for draft in self._drafts.values():
-                draft.doubt()
         elif was_due:
             width.due_after = min(_DUE_AT_LAST, 2 * width.due_after)
         width.at, width.pass_no = self._work_s, self._n_passes
