@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import IO, Any
 
 from slipstream.kernels.child_process import ChildProcess
 
@@ -102,6 +103,13 @@ def run(
     return found + [Tried(task, None) for task, _ in untried]
 
 
+def _nameless_file() -> IO[bytes]:
+    """In memory on Linux, where a start then needs no folder for temporary files."""
+    if sys.platform == "linux":
+        return open(os.memfd_create("proof"), "w+b")
+    return tempfile.TemporaryFile()
+
+
 class _Lost(Exception):
     """The process ended or was given up."""
 
@@ -112,7 +120,7 @@ class _Worker:
     def __init__(self, child: Sequence[str], n_threads: int, patience_s: float) -> None:
         self._child, self._n_threads, self._patience_s = child, n_threads, patience_s
         self._running: ChildProcess | None = None
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
+        self._log = _nameless_file()
 
     def __enter__(self) -> _Worker:
         return self

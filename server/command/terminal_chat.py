@@ -275,7 +275,7 @@ def _own_server(
     settings: Settings, environ: Mapping[str, str]
 ) -> Generator[tuple[httpx.Client, Callable[[], bool]], None, None]:
     """A client of a server with these settings on a socket of its own, and whether that has ended before its time."""
-    with tempfile.TemporaryDirectory(prefix="slipstream-chat-") as folder:
+    with _temporary_folder() as folder:
         path = str(Path(folder) / "server.sock")
         _leave_in_order()
         # A session of its own: Ctrl-C is for the reply, and not for the server.
@@ -293,6 +293,16 @@ def _own_server(
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait()
+
+
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """Raises `ServerFailed`."""
+    try:
+        return tempfile.TemporaryDirectory(prefix="slipstream-chat-")
+    except OSError as error:
+        raise ServerFailed(
+            f"no folder for the server's socket: {error.strerror}; TMPDIR may name one that can be written to"
+        ) from error
 
 
 def _has_ended(process: subprocess.Popen[bytes]) -> bool:

@@ -132,6 +132,24 @@ def test_ctrl_c_twice_ends_at_once() -> None:
         assert "Traceback" not in one.text
 
 
+# Ctrl-C while the first of the larger libraries is imported.
+PRESSED = """
+import signal, sys
+class Pressed:
+    def find_spec(self, name, path=None, target=None):
+        if name == "uvicorn":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Pressed())
+from slipstream.server.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_modules_are_imported() -> None:
+    ended = subprocess.run([sys.executable, "-c", PRESSED], capture_output=True, check=False, cwd=ROOT)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (128 + signal.SIGINT, b"", b"")
+
+
 @pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize(
     ("arguments", "status", "last"),

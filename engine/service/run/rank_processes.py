@@ -32,7 +32,13 @@ class RankProcesses:
 
     def __init__(self, n: int, device: torch.device, order: Mapping[str, Any]) -> None:
         """order: what the processes need to load their parts, as JSON. Raises `LoadError` if they do not start."""
-        self._folder = tempfile.TemporaryDirectory(prefix="slipstream-ranks-")
+        try:
+            self._folder = tempfile.TemporaryDirectory(prefix="slipstream-ranks-")
+        except OSError as error:
+            raise LoadError(
+                f"no folder for the ranks of --tensor-parallel-size {n} to meet in: {error.strerror};"
+                " TMPDIR may name one that can be written to"
+            ) from error
         self._closing = False
         self._children = [ChildProcess(_CHILD) for _ in range(1, n)]
         for i, child in enumerate(self._children):
