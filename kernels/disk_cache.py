@@ -52,7 +52,7 @@ def cache_on_disk(function: Any, stamp: str | None = None) -> None:
     try:
         kept = _Cache(function.__wrapped__, stamp)
     except RuntimeError:
-        _tell("there is no folder that kernels could be kept in; they are compiled in each process")
+        user_cache.cannot_keep("kernels", "as there is no folder for them")
         return
     function._cache = kept
 
@@ -180,11 +180,11 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
         try:
             super().save_overload(sig, data)
         except OSError as error:
-            _tell(f"kernels cannot be kept in {self.cache_path} ({error.strerror}); compiled in each process")
+            user_cache.cannot_keep("kernels", f"in {self.cache_path} ({error.strerror})")
 
     def _drop(self) -> None:
         """An index that cannot be read could not be added to either."""
         try:
             self.flush()
         except OSError as error:
-            _tell(f"kernels cannot be kept in {self.cache_path} ({error.strerror}); compiled in each process")
+            user_cache.cannot_keep("kernels", f"in {self.cache_path} ({error.strerror})")

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
+
+log = logging.getLogger(__name__)
+unkept: dict[
+    str, str
+] = {}  # what this process could not keep for later ones -> a sentence about the first of it
 
 
 def folder(name: str) -> Path | None:
@@ -14,3 +20,11 @@ def folder(name: str) -> Path | None:
         return (Path(caches) if caches else Path("~/.cache").expanduser()) / "slipstream" / name
     except RuntimeError:
         return None
+
+
+def cannot_keep(what: str, why: str) -> None:
+    """Note it. Only the first is logged: on a full disk each of many kernels would be."""
+    sentence = f"{what} cannot be kept {why}"
+    if not unkept:
+        log.warning("%s; each process makes anew what it needs", sentence)
+    unkept.setdefault(what, sentence)

@@ -49,7 +49,7 @@ def store(folder: Path, key: str, entry: Entry) -> None:
             file.write(json.dumps(head).encode() + b"\n" + cubin)
         Path(file.name).replace(folder / f"{key}.cubin")
     except OSError as error:
-        log.warning("compiled kernels are not kept: %s", error)
+        user_cache.cannot_keep("kernels", f"in {folder} ({error.strerror})")
 
 
 def _digest(cubin: bytes, symbols: dict[str, str]) -> str:

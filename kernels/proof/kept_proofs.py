@@ -18,6 +18,8 @@ from pathlib import Path
 
 import torch
 
+from slipstream.kernels import user_cache
+
 log = logging.getLogger(__name__)
 
 _LIBRARIES = ("torch", "numba", "llvmlite", "triton", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc")
@@ -54,7 +56,7 @@ class Kept:
                 file.write(json.dumps(sorted(self.load() | {*proven}), indent=0).encode())
             Path(file.name).replace(self._folder / self._name)
         except OSError as error:
-            log.warning("proofs of operators are not kept: %s", error)
+            user_cache.cannot_keep("proofs of operators", f"in {self._folder} ({error.strerror})")
 
     @contextlib.contextmanager
     def alone(self) -> Generator[None, None, None]:
@@ -66,7 +68,7 @@ class Kept:
             self._folder.mkdir(parents=True, exist_ok=True)
             lock = (self._folder / ".lock").open("a")
         except OSError as error:
-            log.warning("proofs of operators are not kept: %s", error)
+            user_cache.cannot_keep("proofs of operators", f"in {self._folder} ({error.strerror})")
             yield
             return
         with lock:

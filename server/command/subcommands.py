@@ -182,6 +182,11 @@ def _compile(call: Call) -> int:
         sys.stderr.write(f"slipstream compile: {error}\n")
         return EXIT_CANNOT_LOAD
     asyncio.run(engine.close())
+    from slipstream.kernels.user_cache import unkept
+
+    if unkept:
+        sys.stderr.write(f"slipstream compile: {'; '.join(unkept.values())}\n")
+        return EXIT_FAILED
     sys.stdout.write(f"{engine.info.name}: kernels are ready, {time.perf_counter() - started:.1f} s\n")
     return 0
 
@@ -229,7 +234,7 @@ COMPILE = Subcommand(
             replaces_model=True,
         ),
     ),
-    statuses="Exit status: 0 done, 2 bad usage, 3 cannot load.",
+    statuses="Exit status: 0 done, 1 something could not be kept, 2 bad usage, 3 cannot load.",
 )
 
 

@@ -23,7 +23,7 @@ from slipstream.engine.service.start import operators, rank
 from slipstream.engine.service.start.operators import select_operators
 from slipstream.engine.service.start.sizes import Checkpoint
 from slipstream.engine.settings import Settings
-from slipstream.kernels import dispatch
+from slipstream.kernels import dispatch, user_cache
 from slipstream.kernels.gated import cpu as gated
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.formats import FORMATS
@@ -192,7 +192,10 @@ def test_a_worker_that_cannot_start_leaves_the_rest_to_the_others(
     assert "was not proven" in caplog.text
 
 
-def test_proofs_are_kept_for_one_state_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_proofs_are_kept_for_one_state_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_cache, "unkept", {})
     folder = tmp_path / "not there yet"
     kept, other = Kept(folder, "a state"), Kept(folder, "another")
     with kept.alone():
@@ -210,7 +213,7 @@ def test_proofs_are_kept_for_one_state_only(tmp_path: Path, caplog: pytest.LogCa
     blocked = Kept(file, "a state")  # its folder is a file
     with blocked.alone():
         blocked.add(["one"])
-    assert "not kept" in caplog.text
+    assert "proofs of operators" in user_cache.unkept
 
 
 def test_the_state_is_that_of_sources_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
