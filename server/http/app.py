@@ -69,7 +69,7 @@ def create_app(gate: Gate, settings: Settings, knowing: Knowing | None = None) -
     app.include_router(native.routes(serving), tags=["llama-server"])
     app.include_router(slots.routes(gate, settings), tags=["llama-server"])
     app.include_router(status.routes(gate, settings, knowing), tags=["status"])
-    app.include_router(speculation.routes(gate), tags=["status"])
+    app.include_router(speculation.routes(gate, settings), tags=["status"])
     app.include_router(metrics.routes(gate, meter), tags=["status"])
     app.include_router(openapi.routes(settings.api_prefix, keyed=bool(keys_of(settings))), tags=["status"])
     if settings.webui:

@@ -11,6 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from starlette.responses import Response
 
 from slipstream.engine.drafting import DrafterState, Drafting, Treatment, WhyNot
+from slipstream.engine.settings import Settings
 from slipstream.server.describe.openapi import answers
 from slipstream.server.http.body import answer_json
 from slipstream.server.http.gate import Gate
@@ -30,7 +31,10 @@ IN_WORDS: Mapping[WhyNot, str] = {
 }
 
 
-def routes(gate: Gate) -> APIRouter:
+_NEVER = "no request may draft (--draft-max 0)"
+
+
+def routes(gate: Gate, settings: Settings) -> APIRouter:
     router = APIRouter()
 
     @router.get(
@@ -39,15 +43,16 @@ def routes(gate: Gate) -> APIRouter:
         responses=answers(SpeculationReport, 503),
     )
     async def speculation() -> Response:
-        return answer_json(_shown(await gate.for_looking().speculation()))
+        return answer_json(_shown(await gate.for_looking().speculation(), settings))
 
     return router
 
 
-def _shown(told: Drafting) -> dict[str, Any]:
+def _shown(told: Drafting, settings: Settings) -> dict[str, Any]:
+    explanation = None if told.why_not is None else IN_WORDS[told.why_not] if settings.draft_max else _NEVER
     return {
         "why_not": told.why_not,
-        "explanation": None if told.why_not is None else IN_WORDS[told.why_not],
+        "explanation": explanation,
         "drafted_share": round(told.drafted_share, 4),
         "off_s": round(told.off_s, 3),
         "passes": [

@@ -37,6 +37,11 @@ def test_the_report(server: Served) -> None:
     assert (told["n_lengths"], told["n_outcomes"]) == ([90, 0, 10], DRAFTING.n_outcomes)
 
 
+def test_where_no_request_may_draft_the_setting_is_named() -> None:
+    with served(draft_max=0) as one:
+        assert one.http.get("/speculation").json()["explanation"] == "no request may draft (--draft-max 0)"
+
+
 def test_every_reason_has_words() -> None:
     assert {one for part in get_args(WhyNot) for one in get_args(part)} == set(IN_WORDS)
 

@@ -145,6 +145,12 @@ def test_a_trace_replaces_no_device(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert pipe.is_fifo()
 
 
+def test_a_warning_comes_once(caplog: pytest.LogCaptureFixture) -> None:
+    flags = ["-m", TARGET, "-md", DRAFT, "--draft-max", "0", "-t", "1", "--tasks", "1", "--tokens", "1"]
+    assert dispatch(["profile", *flags], {}) == 0
+    assert caplog.text.count("not loaded, as nothing is drafted (--draft-max 0): --model-draft") == 1
+
+
 FEW = ["profile", "-m", TARGET, "-t", "1", "--tasks", "1", "--tokens", "1", "--spec-type", "none"]
 
 

@@ -41,7 +41,7 @@ export const TINTS = [...Object.keys(LETTERS).filter((one) => one !== TARGET), .
 
 const WHY_NOT: Record<string, string> = {
   no_drafter: "no drafter is loaded",
-  not_asked_for: "the request asks for plain decoding",
+  not_asked_for: "the request, or --draft-max 0, asks for plain decoding",
   switched_off: "the drafters are switched off after failures",
   no_guess: "drafters had no guess",
   rows_too_dear: "guesses promised less than their rows cost",

@@ -12,6 +12,7 @@ import functools
 import gzip
 import itertools
 import json
+import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -109,14 +110,19 @@ def profiled(settings: Settings, order: Order) -> Profile:
         found = _profile(engine, tasks)
         if order.trace is not None:
             _trace(engine, tasks, order.trace)
-    with _launched(replace(settings, capture_passes=False)) as engine:
+    with _launched(replace(settings, capture_passes=False), warns=False) as engine:
         _play(engine, _Tasks(tasks.prompts[:1], tasks.n_tokens), DRAFTS, 1)
         return replace(found, runs=[_with_ops(engine, tasks, run) for run in found.runs])
 
 
 @contextmanager
-def _launched(settings: Settings) -> Iterator[ThreadEngine]:
-    engine = launch(settings)
+def _launched(settings: Settings, *, warns: bool = True) -> Iterator[ThreadEngine]:
+    """warns: not the second time, as both would warn of the same."""
+    logging.disable(logging.NOTSET if warns else logging.WARNING)
+    try:
+        engine = launch(settings)
+    finally:
+        logging.disable(logging.NOTSET)
     try:
         yield engine
     finally:
