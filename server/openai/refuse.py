@@ -24,14 +24,13 @@ _GROUPS: tuple[tuple[str, Mapping[str, tuple[Any, ...]]], ...] = (
         },
     ),
     (
-        "only text output is supported, under a grammar or a schema that holds from its first character",
+        "a grammar or a schema holds from the first character of the text",
         {
             "grammar_lazy": (False,),
             "grammar_triggers": ([],),
-            "modalities": (["text"],),
-            "audio": (),
         },
     ),
+    ("only text output is supported", {"modalities": (["text"],), "audio": ()}),
     (
         "this is not supported",
         {
