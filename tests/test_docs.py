@@ -108,7 +108,7 @@ TROUBLES = ROOT / "docs" / "troubleshooting.md"
 CODES = (
     r'code(?:: str = |=)"([a-z_]+)"',
     r'Refused\(\s*\d+,\s*"[a-z_]+",\s*"([a-z_]+)"',
-    r'_request\("([a-z_]+)"\)',
+    r'_(?:request|failed)\("([a-z_]+)"\)',
     r'unavailable\("[^"]*", "([a-z_]+)"\)',
 )
 

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from slipstream.engine.errors import LoadError, RequestError
+from slipstream.engine.errors import EngineError, LoadError
 from slipstream.server.command import profile_table
 from slipstream.server.command.completion import SHELLS, script
 from slipstream.server.command.flags import BY_NAME
@@ -104,7 +104,7 @@ def _profile(call: Call) -> int:
 
     try:
         told = asdict(profiled(call.settings, Order(prompts, own["tasks"], own["tokens"], trace)))
-    except (LoadError, RequestError) as error:
+    except EngineError as error:
         sys.stderr.write(f"slipstream profile: {error}\n")
         return EXIT_CANNOT_LOAD if isinstance(error, LoadError) else EXIT_FAILED
     except TraceNotWritten as error:
@@ -168,7 +168,8 @@ PROFILE = Subcommand(
             meaning="write a Chrome trace of one more playing, by torch's profiler; compressed if FILE ends in .gz",
         ),
     ),
-    statuses="Exit status: 0 done, 1 a prompt is refused, 2 bad usage, 3 cannot load.",
+    statuses="Exit status: 0 done, 1 a prompt was refused, a request failed or the trace could not be written,"
+    " 2 bad usage, 3 cannot load.",
 )
 
 

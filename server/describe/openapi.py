@@ -70,7 +70,7 @@ STATUSES: Mapping[int, tuple[str, tuple[str, ...]]] = {
     ),
     500: (
         "The server failed; its log has the cause under the request's id. Another try will not help.",
-        ("internal_error", "slot_not_saved"),
+        ("internal_error", "slot_not_saved", "replicas_failed"),
     ),
     503: (
         "Loading, stopping, its device or store of responses lost, or (where asked) no idle slot. Try again after"

@@ -17,9 +17,11 @@ from starlette.responses import Response
 from slipstream.engine.errors import (
     ContextTooLong,
     DeviceLost,
+    EngineFault,
     EngineStopped,
     InvalidRequest,
     Overloaded,
+    ReplicasFailed,
     RequestError,
     SlotFileRefused,
     SlotNotSaved,
@@ -155,9 +157,9 @@ def _timed_out(error: TimedOut) -> Refused:
     return Refused(504, "timeout_error", "request_timeout", str(error), headers={"x-should-retry": "false"})
 
 
-def _not_saved(error: SlotNotSaved) -> Refused:
+def _failed(code: str) -> Callable[[EngineFault], Refused]:
     headers = {"x-should-retry": "false"}
-    return Refused(500, "server_error", "slot_not_saved", str(error), headers=headers)
+    return lambda error: Refused(500, "server_error", code, str(error), headers=headers)
 
 
 def _device_lost(error: DeviceLost) -> Refused:
@@ -181,7 +183,8 @@ TABLE: tuple[tuple[type[Exception], Callable[[Any], Refused]], ...] = (
     (TimedOut, _timed_out),
     (DeviceLost, _device_lost),
     (EngineStopped, _stopped),
-    (SlotNotSaved, _not_saved),
+    (SlotNotSaved, _failed("slot_not_saved")),
+    (ReplicasFailed, _failed("replicas_failed")),
 )
 
 

@@ -12,6 +12,7 @@ from slipstream.engine.errors import (
     InvalidRequest,
     LoadError,
     Overloaded,
+    ReplicasFailed,
     RequestError,
     StepFailed,
     TimedOut,
@@ -29,6 +30,7 @@ TABLE: list[tuple[Exception, int, str, str]] = [
     (Overloaded("64 wait", 2.1), 429, "rate_limit_error", "queue_full"),
     (TimedOut(1.5), 504, "timeout_error", "request_timeout"),
     (EngineStopped("x"), 503, "unavailable_error", "server_stopping"),
+    (ReplicasFailed("x"), 500, "server_error", "replicas_failed"),
     (StepFailed("x"), 500, "server_error", "internal_error"),
     (LoadError("x"), 500, "server_error", "internal_error"),
     (EngineError("x"), 500, "server_error", "internal_error"),
@@ -77,6 +79,10 @@ def test_context_tells_both_numbers(server: Served) -> None:
 def test_our_own_faults_say_nothing() -> None:
     assert "0x" not in problem_of(StepFailed("at 0x7f")).message
     assert "secret" not in problem_of(ValueError("secret")).message
+
+
+def test_why_a_cluster_gave_a_request_up_is_told() -> None:
+    assert problem_of(ReplicasFailed("it has lost 4 replicas")).message == "it has lost 4 replicas"
 
 
 def test_one_refused_choice_refuses_all(server: Served) -> None:

@@ -14,6 +14,7 @@ from typing import IO, Any
 import pytest
 
 from slipstream.engine.core.clock import PARTS
+from slipstream.engine.errors import StepFailed
 from slipstream.server.command.cli import dispatch
 from slipstream.server.command.profile_table import table
 from tests.service.test_engine_contract import DEMO
@@ -192,6 +193,17 @@ def test_another_fault_is_not_the_traces(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("slipstream.engine.service.tools.profile.launch", unreadable)
     with pytest.raises(OSError, match="Input/output error"):
         dispatch([*FEW, "--trace", str(tmp_path / "trace.json")], {})
+
+
+def test_a_request_that_fails_ends_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise StepFailed("the pass failed")
+
+    monkeypatch.setattr("slipstream.engine.service.tools.profile._play", fail)
+    assert dispatch(FEW, {}) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "slipstream profile: the pass failed"
 
 
 def test_a_compressed_trace(tmp_path: Path) -> None:

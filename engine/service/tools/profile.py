@@ -102,7 +102,7 @@ class _Tasks:
 def profiled(settings: Settings, order: Order) -> Profile:
     """Load the engine, play in every way there is, close it.
 
-    Raises `LoadError`, what `submit` raises for a prompt, and `TraceNotWritten`.
+    Raises `LoadError`, what `submit` raises for a prompt, what a request failed with, and `TraceNotWritten`.
     """
     with _launched(settings) as engine:
         prompts = order.prompts or random_prompts(engine, order.n_tasks)
