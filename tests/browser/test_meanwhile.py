@@ -125,6 +125,34 @@ def test_a_press_on_stop_sends_nothing(page: Any) -> None:
         expect(page.locator(".question > pre")).to_have_text(["first", "second", "unfinished"])
 
 
+# A whole click of a pointer in the very moment at which the button becomes Send.
+CLICK_AS_IT_ENDS = """() => {
+  const button = document.querySelector("#send");
+  new MutationObserver((_, observer) => {
+    observer.disconnect();
+    button.dispatchEvent(new PointerEvent("pointerdown", { bubbles: true }));
+    button.dispatchEvent(new MouseEvent("click", { bubbles: true, cancelable: true, detail: 1 }));
+    window.clicked = button.textContent;
+  }).observe(button, { subtree: true, characterData: true, childList: true });
+}"""
+
+
+def test_a_click_that_was_meant_for_stop_sends_nothing(page: Any) -> None:
+    """Where the reply has ended just before the pointer went down."""
+    with served() as server:
+        opened(page, server)
+        ask(page, "first")
+        held = is_writing(page, server)
+        page.fill("#prompt", "unfinished")
+        page.evaluate(CLICK_AS_IT_ENDS)
+        held.go.set()
+        page.wait_for_function("() => window.clicked === 'Send'")
+        expect(page.locator("#prompt")).to_have_value("unfinished")
+        page.wait_for_timeout(400)  # AIMED_MS is over: this one is meant
+        page.click("#send")
+        expect(page.locator(".question > pre")).to_have_text(["first", "second", "unfinished"])
+
+
 @pytest.mark.parametrize("button", ["text=Regenerate", "#new"])
 def test_a_message_stays_where_it_can_no_longer_be_sent(page: Any, tmp_path: Path, button: str) -> None:
     """Its file is read only when a reply is being written, or in another chat."""

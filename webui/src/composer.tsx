@@ -1,6 +1,6 @@
 // Where messages are written: the text, attached files, and what went wrong with the last one.
 
-import { useEffect, useRef } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import { attach, refused, settled, seesImages } from "./attaching";
 import { isEmpty } from "./conversation";
 import { toEnd } from "./follow";
@@ -38,6 +38,8 @@ async function submit(): Promise<void> {
   requestAnimationFrame(toEnd);
 }
 
+const AIMED_MS = 300; // in which a hand that aimed at Stop cannot help a click
+
 export function Composer() {
   const field = useRef<HTMLTextAreaElement>(null);
   useEffect(() => {
@@ -56,6 +58,13 @@ export function Composer() {
   };
   const writing = isWriting();
   const pressedStop = useRef(false); // as the pointer went down on the button
+  const stopUntil = useRef(0); // when the button last ceased to be Stop, and a little longer
+  useLayoutEffect(() => {
+    if (!writing) return;
+    return () => {
+      stopUntil.current = performance.now() + AIMED_MS;
+    };
+  }, [writing]);
   return (
     <form
       id="composer"
@@ -99,9 +108,9 @@ export function Composer() {
           type="submit"
           class={writing ? "stop" : ""}
           disabled={!isReady.value && !writing}
-          onPointerDown={() => (pressedStop.current = isWriting())}
+          onPointerDown={() => (pressedStop.current = isWriting() || performance.now() < stopUntil.current)}
           onClick={(event) => {
-            // The reply has ended under the pointer; a click by a key has no detail.
+            // The reply has ended under the pointer, or just before; a click by a key has no detail.
             if (event.detail && pressedStop.current && !isWriting()) event.preventDefault();
           }}
         >
