@@ -150,7 +150,8 @@ def with_config(folder: Path, target: Path, **changes: Any) -> Path:
     """A copy of a checkpoint with other config fields; None takes one away."""
     copy = edited(folder, target, lambda all: None)
     config = {**json.loads((copy / "config.json").read_text()), **changes}
-    (copy / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    absent = {key for key, value in changes.items() if value is None}
+    (copy / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k not in absent}))
     return copy
 
 

@@ -197,6 +197,16 @@ def test_sliding_layers_of_another_shape(oracle: Callable[[str], Oracle], tmp_pa
     assert (sliding.rope.n_dims, sliding.rope.theta) == (12, 1e4)
 
 
+def test_a_scale_of_values_that_is_left_out_is_the_one_transformers_assumes(
+    oracle: Callable[[str], Oracle], tmp_path: Path
+) -> None:
+    folder, prompt, expected = oracle("mimo")
+    copy = with_config(folder, tmp_path / "copy", attention_value_scale=None)
+    assert MiMoV2FlashConfig.from_pretrained(copy).attention_value_scale == 0.707
+    found = Windowed(loaded(copy)).feed(rows(0, prompt.tolist(), 0, N_PROMPT))
+    assert difference(found, expected) < 1e-5 * expected.abs().max()
+
+
 def test_gates_and_values_that_are_keys_are_as_wide_as_keys() -> None:
     shape: dict[str, Any] = {"d_model": 64, "n_heads": 4, "n_kv_heads": 2, "d_head": 24, "d_value": 16}
     rope = RopeSpec(kind="default", theta=1e4, n_dims=8)

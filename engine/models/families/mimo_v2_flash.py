@@ -28,6 +28,7 @@ DEFAULTS: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 5e6,
 }
+VALUE_SCALE = 0.707  # likewise, but null is another value
 
 
 def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
@@ -94,13 +95,14 @@ def read_attention(config: ModelConfig, kind: str) -> AttentionSpec:
     which = "swa" if slides else "full"
     has_sinks = fields.flag(f"add_{which}_attention_sink_bias", default=slides)
     key = "attention_value_scale"
+    assumed = None if key in fields.values else VALUE_SCALE  # null means that values stay as they are
     return config.attention(
         **heads,
         rope=sliding_rope(config, heads["d_head"]) if slides else config.rope,
         out_bias=False,  # whatever the config says
         window=read_window(fields) if slides else None,
         sinks="attention_sink_bias" if has_sinks else None,
-        value_scale=fields.positive(key) if fields.has(key) else None,
+        value_scale=fields.positive(key) if fields.has(key) else assumed,
     )
 
 
