@@ -14,7 +14,9 @@ from slipstream.server.http.error_table import not_found
 # What is absent, the paths it has elsewhere, and the endpoint to use instead, if any.
 ABSENT: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("embeddings", ("/v1/embeddings", "/embeddings", "/embedding"), ""),
-    ("reranking", ("/v1/rerank", "/rerank", "/v1/reranking", "/reranking"), ""),
+    ("reranking", ("/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking"), ""),
+    ("scoring and classifying", ("/v1/score", "/score", "/classify", "/pooling"), ""),
+    ("SGLang's own completions", ("/generate",), "/v1/completions"),
     ("audio", ("/v1/audio/{rest:path}", "/audio/{rest:path}"), ""),
     ("making images", ("/v1/images/{rest:path}",), ""),
     ("LoRA adapters", ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), ""),

@@ -72,20 +72,19 @@ def chat_job(wire: ChatRequest, caller: Caller, form: Form = CHAT) -> Job:
         return _job(wire, form, [chat], shared, caller)
     seen = replace(shared, skip_special=shared.skip_special and not caller.known.needs_controls)
     job = _job(wire, form, [chat], seen, caller)
-    fields = FIELDS[caller.settings.reasoning_field]
     wanted = replace(
         job.wanted,
         text=reading,
         silent=reading.silent,
         has_content=not tools.is_forced,
-        reasoning_fields=fields,
+        reasoning_fields=_reasoning_fields(wire, caller.settings) or (),
     )
     return replace(job, wanted=wanted)
 
 
 def _reading(wire: ChatRequest, tools: Asked, caller: Caller, shared: Request) -> Reading | None:
     """How the text of replies is read; None if it can only be content."""
-    known, thinks_aloud = caller.known, not FIELDS[caller.settings.reasoning_field]
+    known, thinks_aloud = caller.known, _reasoning_fields(wire, caller.settings) is None
     last = wire.messages[-1].content if wire.continue_final_message else None
     thinks = known.format.reasoning is not None and not thinks_aloud
     if not (tools.shown or thinks or known.format.channels):
@@ -100,6 +99,17 @@ def _reading(wire: ChatRequest, tools: Asked, caller: Caller, shared: Request) -
         # A request that wants control tokens in the text also gets those that the format does not use.
         silent=known.silent if shared.skip_special and known.needs_controls else frozenset(),
     )
+
+
+def _reasoning_fields(wire: ChatRequest, settings: Settings) -> tuple[str, ...] | None:
+    """The fields that thinking is put into: none if it is left out. None: it is content, with its markers."""
+    if wire.include_reasoning is False:
+        return ()
+    if wire.separate_reasoning is False or wire.reasoning_format == "none":
+        return None
+    if wire.separate_reasoning or wire.reasoning_format == "deepseek":
+        return FIELDS[settings.reasoning_field] or FIELDS["reasoning_content"]
+    return FIELDS[settings.reasoning_field] or None
 
 
 def _chat_grammar(wire: ChatRequest, tools: Asked, known: Known) -> Grammar | None:
@@ -183,6 +193,8 @@ def completion_job(wire: CompletionRequest, caller: Caller, form: Form = TEXT) -
     for name in ("tools", "tool_choice"):
         if (wire.model_extra or {}).get(name) not in (None, [], "none", "auto"):
             raise unsupported(name, "only /v1/chat/completions has tools")
+    if wire.add_special_tokens is False and caller.info.bos_token is not None:
+        raise unsupported("add_special_tokens", "give the prompt as token ids, to which none are added")
     return _job(wire, form, _prompts(wire), shared, caller)
 
 

@@ -21,6 +21,8 @@ _GROUPS: tuple[tuple[str, Mapping[str, tuple[Any, ...]]], ...] = (
         "only log-probabilities of the model's own rows are supported",
         {
             "post_sampling_probs": (False,),
+            "logprob_token_ids": ([],),
+            "return_tokens_as_token_ids": (False,),
         },
     ),
     (
@@ -31,6 +33,10 @@ _GROUPS: tuple[tuple[str, Mapping[str, tuple[Any, ...]]], ...] = (
         },
     ),
     ("only text output is supported", {"modalities": (["text"],), "audio": ()}),
+    (
+        "thinking is not cut after a number of tokens here",
+        {"thinking_token_budget": (-1,), "thinking_budget_tokens": (-1,), "reasoning_budget_tokens": (-1,)},
+    ),
     (
         "this is not supported",
         {
@@ -50,6 +56,24 @@ _GROUPS: tuple[tuple[str, Mapping[str, tuple[Any, ...]]], ...] = (
             "include_stop_str_in_output": (False,),
             "bad_words": ([],),
             "allowed_token_ids": (),
+            "stop_regex": ("", []),
+            "no_stop_trim": (False,),
+            "n_cmpl": (1,),
+            "add_special_tokens": (False,),
+            "parse_tool_calls": (True,),
+            "input_ids": (),
+            "prompt_embeds": (),
+            "lora_path": (),
+            "mm_processor_kwargs": ({},),
+            "media_io_kwargs": ({},),
+            "logits_processors": ([],),
+            "custom_logit_processor": (),
+            "vllm_xargs": ({},),
+            "kv_transfer_params": ({},),
+            "session_params": ({},),
+            "repetition_detection": (),
+            "return_hidden_states": (False,),
+            "return_prompt_text": (False,),
         },
     ),
     (
@@ -79,6 +103,13 @@ IGNORED = frozenset(
         *("prompt_cache_options", "prompt_cache_retention", "client_metadata"),
         *("verbosity", "moderation", "priority", "request_id"),
         *("n_cache_reuse", "sse_ping_interval", "backend_sampling", "n_keep", "t_max_prompt_ms"),
+        *(
+            "guided_decoding_backend",
+            "spaces_between_special_tokens",
+            "stream_reasoning",
+            "rid",
+            "session_id",
+        ),
         *("n_discard", "dynatemp_exponent", "xtc_threshold", "dry_base", "dry_allowed_length"),
         *("dry_penalty_last_n", "dry_sequence_breakers", "mirostat_tau", "mirostat_eta", "adaptive_decay"),
     }

@@ -137,7 +137,12 @@ def read_structured_outputs(value: Any) -> Any:
     readers: dict[str, Callable[[Any], Any]] = dict(
         zip(WAYS, (read_json, read_regex, read_choice, read_grammar, read_json_object), strict=True)
     )
-    given = {name: one for name, one in value.items() if one is not None}
+    # vLLM's own object, sent as it is, has switches beside these, which are false.
+    given = {
+        name: one
+        for name, one in value.items()
+        if one is not None and not (one is False and name not in readers)
+    }
     if any(name not in readers for name in given):
         raise wrong(f"only {', '.join(WAYS)} are supported", code="unsupported_value")
     found = [source for name, one in given.items() if (source := readers[name](one)) is not None]
@@ -161,7 +166,7 @@ StructuredOutputs = Annotated[
 
 FIELDS = (
     *("response_format", "json_schema", "grammar", "guided_json"),
-    *("guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
+    *("guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "regex", "ebnf"),
 )
 
 
@@ -170,7 +175,7 @@ async def translate(wire: Any) -> None:
 
     This is done in a thread, as a long grammar would hold up the event loop.
     """
-    for name in ("grammar", "guided_grammar", "structured_outputs"):
+    for name in ("grammar", "guided_grammar", "structured_outputs", "ebnf"):
         kind, source = getattr(wire, name) or ("", "")
         if kind == "gbnf":
             setattr(wire, name, ("lark", await asyncio.to_thread(_from_gbnf, source, name)))
@@ -179,15 +184,17 @@ async def translate(wire: Any) -> None:
 def grammar_of(wire: Any, reasoning: tuple[str, str] | None) -> Grammar | None:
     """The grammar that a request asks for in one of `FIELDS`; None if it asks for none. Call `translate` before.
 
-    `reasoning`: markers of a thinking part that may come before. Raises `Refused` if several fields are set.
+    `reasoning`: markers of a thinking part that may come before. Raises `Refused` if several fields are set, unless
+    they say the same: clients send a grammar under vLLM's older and newer name at once.
     """
-    given = [name for name in FIELDS if getattr(wire, name) is not None]
+    given = {name: source for name in FIELDS if (source := getattr(wire, name)) is not None}
     if not given:
         return None
-    if len(given) > 1:
-        raise bad_request(f"{given[1]}: cannot be combined with {given[0]}", param=given[1])
-    kind, source = getattr(wire, given[0])
-    return Grammar(kind, source, reasoning, given[0])
+    name, (kind, source) = next(iter(given.items()))
+    other = next((one for one in given if given[one] != given[name]), None)
+    if other is not None:
+        raise bad_request(f"{other}: cannot be combined with {name}", param=other)
+    return Grammar(kind, source, reasoning, name)
 
 
 def _from_gbnf(text: str, param: str) -> str:

@@ -198,6 +198,8 @@ class Generate(Wire):
     guided_choice: structured.Choices = optional("texts of which the reply must be one")
     guided_grammar: structured.GrammarText = optional("vLLM's older name of `grammar`")
     structured_outputs: structured.StructuredOutputs = optional("what the reply must be, in vLLM's form")
+    regex: structured.Regex = optional("SGLang's name of `guided_regex`")
+    ebnf: structured.GrammarText = optional("SGLang's name of `grammar`")
 
 
 def gathered(data: dict[str, Any]) -> dict[str, Any]:
@@ -270,6 +272,11 @@ class ChatRequest(Generate):
     continue_final_message: bool | None = optional(
         "go on with the last message, which must be the assistant's"
     )
+    reasoning_format: Literal["auto", "none", "deepseek"] | None = optional(
+        "llama-server's: `none` leaves thinking in the content, `deepseek` takes it out; `auto`: as the server is set"
+    )
+    separate_reasoning: bool | None = optional("SGLang's: false leaves thinking in the content")
+    include_reasoning: bool | None = optional("vLLM's: false leaves thinking out of the reply")
     tools: ToolsField = optional("functions the model may call")
     tool_choice: ToolChoiceField = optional("whether the model may, must or must not call tools, or which")
     parallel_tool_calls: bool | None = optional("false: one call at most")
@@ -290,3 +297,6 @@ class CompletionRequest(Generate):
         "begin with the prompt; with `logprobs` its log-probabilities too, which are computed afresh"
     )
     suffix: str | None = optional("what follows the gap to fill, for models with fill-in-the-middle tokens")
+    add_special_tokens: bool | None = optional(
+        "false is refused where the tokenizer has a token for the beginning of texts: token ids have none added"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -9,7 +10,7 @@ import pytest
 from openai import OpenAI
 
 from slipstream.engine.api import Infill
-from tests.http.fake import N_CTX, done
+from tests.http.fake import INFO, N_CTX, done
 from tests.http.serving import Served, chat
 
 HI = [{"role": "user", "content": "Hi there"}]
@@ -111,6 +112,15 @@ def test_who_asks_changes_nothing(server: Served) -> None:
         {"audio": {"voice": "x"}},
         {"modalities": ["audio"]},
         {"best_of": 2},
+        {"return_tokens_as_token_ids": True},
+        {"thinking_token_budget": 100},
+        {"thinking_budget_tokens": 100},
+        {"stop_regex": "[0-9]"},
+        {"no_stop_trim": True},
+        {"parse_tool_calls": False},
+        {"lora_path": "x"},
+        {"mm_processor_kwargs": {"max_pixels": 4}},
+        {"kv_transfer_params": {"do_remote_decode": True}},
     ],
     ids=lambda fields: next(iter(fields)),
 )
@@ -122,6 +132,21 @@ def test_what_is_not_supported_is_refused_by_name(server: Served, path: str, fie
     assert error["param"] == next(iter(fields))
     assert "grammar" not in error["message"], "none of these is about grammars"
     assert not server.engine.requests
+
+
+def test_tokens_around_a_prompt(server: Served) -> None:
+    """A server whose tokenizer adds none is asked for nothing by `add_special_tokens: false`."""
+    for path, value in ((CHAT, True), (TEXT, False)):
+        answer = server.post(path, {**BODIES[path], "add_special_tokens": value})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "add_special_tokens")
+    assert not server.engine.requests
+    for path, value in ((CHAT, False), (TEXT, True)):
+        assert server.post(path, {**BODIES[path], "add_special_tokens": value}).status_code == 200
+    server.engine.info = replace(INFO, bos_token=None)
+    try:
+        assert server.post(TEXT, {**BODIES[TEXT], "add_special_tokens": False}).status_code == 200
+    finally:
+        server.engine.info = INFO
 
 
 @pytest.mark.parametrize(
@@ -190,6 +215,8 @@ def test_model_names_have_slashes(server: Served) -> None:
         ("/v1/audio/speech", "audio"),
         ("/v1/images/generations", "images"),
         ("/v1/load_lora_adapter", "LoRA"),
+        ("/score", "scoring"),
+        ("/generate", "use /v1/completions"),
     ],
 )
 def test_absent_endpoints_are_named(server: Served, path: str, what: str) -> None:

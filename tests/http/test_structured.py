@@ -53,6 +53,7 @@ def grammar_of(server: Served, path: str = "/v1/chat/completions", **fields: Any
         ({"guided_json": SCHEMA}, SCHEMA),
         ({"structured_outputs": {"json": SCHEMA, "regex": None}}, SCHEMA),
         ({"structured_outputs": {"json_object": True}}, ANY_OBJECT),
+        ({"structured_outputs": {"json": SCHEMA, "disable_fallback": False, "_backend": None}}, SCHEMA),
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
@@ -72,17 +73,20 @@ def test_json(server: Served, path: str, fields: dict[str, Any], schema: dict[st
         ({"structured_outputs": {"choice": ["yes"]}}, "lark", 'start: "yes"\n'),
         ({"guided_grammar": 'start: "a"'}, "lark", 'start: "a"'),
         ({"grammar": 'start: "::="'}, "lark", 'start: "::="'),
+        ({"regex": "a+"}, "regex", "a+"),
+        ({"ebnf": 'start: "a"'}, "lark", 'start: "a"'),
     ],
 )
 def test_other_ways(server: Served, fields: dict[str, Any], kind: str, source: str) -> None:
     assert grammar_of(server, **fields) == Grammar(kind, source, None, next(iter(fields)))
 
 
-def test_gbnf_becomes_lark(server: Served) -> None:
+@pytest.mark.parametrize("name", ["grammar", "ebnf"])
+def test_gbnf_becomes_lark(server: Served, name: str) -> None:
     import llguidance
     from tokenizers import Tokenizer
 
-    grammar = grammar_of(server, grammar='root ::= answer "!"\nanswer ::= "yes" | "no" [0-9]+\n')
+    grammar = grammar_of(server, **{name: 'root ::= answer "!"\nanswer ::= "yes" | "no" [0-9]+\n'})
     assert grammar is not None
     assert grammar.kind == "lark"
     text = Tokenizer.from_file("demo/target/tokenizer.json")
@@ -138,6 +142,15 @@ def test_the_clients_helpers(client: OpenAI, server: Served) -> None:
         client.chat.completions.parse(model="m", messages=HI, response_format=Answer)
 
 
+def test_the_same_under_several_names(server: Served) -> None:
+    """guidance does so, for vLLM of before and after a change of names."""
+    gbnf = 'root ::= "a" | "b"'
+    both = {"guided_grammar": gbnf, "structured_outputs": {"grammar": gbnf}}
+    assert grammar_of(server, **both) == grammar_of(server, guided_grammar=gbnf)
+    error = server.error(400, **{**both, "guided_grammar": 'root ::= "a"'})
+    assert error["message"] == "structured_outputs: cannot be combined with guided_grammar"
+
+
 def test_what_the_engine_cannot_compile(client: OpenAI, server: Served) -> None:
     server.engine.refusal = InvalidRequest("response_format", "not a usable grammar: no such type")
     for stream in (False, True):
@@ -186,7 +199,9 @@ UNSUPPORTED = "unsupported_value"
         ({"grammar_lazy": True}, "grammar_lazy", UNSUPPORTED),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs", UNSUPPORTED),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", BAD),
+        ({"structured_outputs": {"disable_any_whitespace": True}}, "structured_outputs", UNSUPPORTED),
         ({"structured_outputs": []}, "structured_outputs", BAD),
+        ({"regex": "a", "ebnf": 'root ::= "a"'}, "ebnf", BAD),
         ({"response_format": FORMAT, "guided_json": {}}, "guided_json", BAD),
         ({"json_schema": {}, "grammar": 'root ::= "a"'}, "grammar", BAD),
     ],

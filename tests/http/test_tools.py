@@ -309,6 +309,36 @@ def test_reasoning_field(field: str, names: set[str]) -> None:
             assert "".join(one.get(name) or "" for one in deltas) == message[name]
 
 
+SPLIT, WHOLE = {"reasoning_content": "Let me\nthink.", "content": "Yes."}, {"content": THOUGHT + "Yes."}
+
+
+@pytest.mark.parametrize(
+    ("field", "asked", "wanted"),
+    [
+        ("reasoning_content", {"reasoning_format": "none"}, WHOLE),
+        ("reasoning_content", {"reasoning_format": "auto"}, SPLIT),
+        ("none", {"reasoning_format": "auto"}, WHOLE),
+        ("none", {"reasoning_format": "deepseek"}, SPLIT),
+        ("reasoning_content", {"separate_reasoning": False}, WHOLE),
+        ("none", {"separate_reasoning": True}, SPLIT),
+        ("reasoning_content", {"include_reasoning": False}, {"content": "Yes."}),
+        ("none", {"include_reasoning": False}, {"content": "Yes."}),
+        ("none", {"include_reasoning": True}, WHOLE),
+    ],
+)
+def test_a_request_says_where_thinking_goes(
+    field: str, asked: dict[str, Any], wanted: dict[str, str]
+) -> None:
+    with served(reasoning_field=field) as server:
+        server.engine.info = replace(INFO, chat_template=TEMPLATE)
+        server.engine.script = says(THOUGHT + "Yes.", 3)
+        message = server.chat(**asked).json()["choices"][0]["message"]
+        assert message == {"role": "assistant", **wanted}
+        deltas = [one["choices"][0]["delta"] for one in server.events(**asked)]
+        for name in ("content", "reasoning_content"):
+            assert "".join(one.get(name) or "" for one in deltas) == wanted.get(name, "")
+
+
 def test_the_prompt_tells_whether_thinking_has_begun(server: Served) -> None:
     server.engine.script = says("So.</think>Yes.", 2)
     for tail, wanted in (
