@@ -84,31 +84,33 @@ class ChoicesReply:
             **({"service_tier": "default"} if job.service_tier else {}),
         }
         self._root = self._choices[0].root()  # emptied once it was sent
+        self._openings = [opening for one in self._choices if (opening := one.opening())]  # likewise
 
     def is_ended(self, index: int) -> bool:
         """Whether no further text of the choice would be sent."""
         return self._choices[index].is_ended
 
-    def opening(self) -> Iterator[bytes]:
-        """The role chunks: one per choice, in order, before any text."""
-        openings = (choice.opening() for choice in self._choices)
-        return (self._chunk([opening]) for opening in openings if opening)
+    def opening(self) -> Iterable[bytes]:
+        """Nothing yet: clients that time the first token take the first chunk for it, so roles wait for an event."""
+        return ()
 
     def piece(self, index: int, happened: Happened) -> Iterable[bytes]:
         """The chunk of a step, even if none of the step's text can be sent yet."""
         choice, timings, more = self._choices[index], self._timings[index], {}
         if isinstance(happened, Progress):
             told = timings.prompt(happened)
-            return () if told is None else (self._chunk([choice.nothing()], **told),)
+            return () if told is None else (*self._roles(), self._chunk([choice.nothing()], **told))
+        roles = self._roles()
         if isinstance(happened, Delta):
             self._n_completion += len(happened.token_ids)
             if self.job.detail:
                 more["spec"] = _detail(happened)
             more |= timings.after(happened)
-        return (self._chunk([choice.piece(happened)], **more),)
+        return (*roles, self._chunk([choice.piece(happened)], **more))
 
     def end(self, index: int, ends: Mapping[int, Done]) -> Iterator[bytes]:
         """The choice's last chunks; those of the last choice carry the figures of all choices."""
+        yield from self._roles()
         *held, choice = self._choices[index].ending(ends[index])
         for one in held:
             yield self._chunk([one])
@@ -137,6 +139,11 @@ class ChoicesReply:
         if self.job.detail:
             body["spec"] = [[_detail(delta) for delta in deltas] for deltas in self._details]
         return orjson.dumps({**body, **self._choices[0].root(), **figures.extras(ends, self.job.n)})
+
+    def _roles(self) -> list[bytes]:
+        """The role chunks, before all others: one per choice, in order."""
+        openings, self._openings = self._openings, []
+        return [self._chunk([opening]) for opening in openings]
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         body = {**self._head, "object": self._chunk_object, "choices": choices}

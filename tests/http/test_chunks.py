@@ -172,3 +172,20 @@ def test_choices_that_end_apart(server: Served) -> None:
         assert sorted(ends) == [0, 1, 2]
         assert ends[-1] == slowest
         checked(PATHS[0], chunks, 3, usage=True)
+
+
+@ANOTHER
+def test_nothing_comes_before_the_first_token(server: Served, path: str) -> None:
+    """Benchmarks of other servers, vLLM's among them, take the first chunk for the first token and time it."""
+    made: list[Request] = []
+
+    def slow(request: Request) -> Any:
+        yield 0.2
+        made.append(request)
+        yield from words(request)
+
+    server.engine.script = slow
+    body = {"messages": [{"role": "user", "content": "Hi"}], "prompt": "a", "stream": True}
+    with server.http.stream("POST", path, json=body) as answer:
+        first = next(line for line in answer.iter_lines() if line.startswith("data:"))
+        assert made, f"{first} came before"
