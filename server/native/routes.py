@@ -36,7 +36,11 @@ from slipstream.server.native.replies import (
 from slipstream.server.native.wire import MAX_PIECES, Detokenize, NoAdapters, Tokenize, TokenizeChat
 from slipstream.server.openai.choices import naming_prompt
 from slipstream.server.openai.convert import chat_job
+from slipstream.server.openai.refuse import without_refused
 from slipstream.server.openai.serving import Convert, Serving, in_names
+
+# vLLM's way to ask for the vocabulary's own spelling of each token.
+_NOT_TOLD = {"return_token_strs": ("with_pieces gives each token's text", (False,))}
 
 Native = TypeVar("Native", bound=NativeRequest)
 Chosen = dict[str, Any]  # with `response_fields`
@@ -107,6 +111,7 @@ def _add_tokens(router: APIRouter, serving: Serving) -> None:
     gate, strict = serving.gate, serving.settings.strict_api
 
     def read_text_or_chat(data: dict[str, Any]) -> Tokenize | TokenizeChat:
+        data = without_refused(data, (), _NOT_TOLD, ())
         if data.get("messages") is None:
             return checked(Tokenize, data, strict=strict)
         return checked(TokenizeChat, TokenizeChat.prepared(data), strict=strict)

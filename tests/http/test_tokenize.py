@@ -57,3 +57,17 @@ def test_a_piece_that_is_no_text_is_its_bytes(server: Served) -> None:
 def test_an_id_that_no_token_has_is_refused(server: Served, token: int) -> None:
     answer = server.post("/detokenize", {"tokens": [97, token]})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tokens")
+
+
+@pytest.mark.parametrize("body", [{"prompt": "ab"}, {"messages": TALK}])
+def test_the_vocabularys_own_spelling_is_refused_by_name(server: Served, body: dict[str, Any]) -> None:
+    answer = server.post("/tokenize", {**body, "return_token_strs": True})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (
+        400,
+        "return_token_strs",
+        "unsupported_value",
+    )
+    assert "with_pieces" in error["message"]
+    with served(strict_api=True) as strict:
+        assert tokens(strict, **body, return_token_strs=False)["count"] > 0
