@@ -7,9 +7,8 @@ import os
 from pathlib import Path
 
 log = logging.getLogger(__name__)
-unkept: dict[
-    str, str
-] = {}  # what this process could not keep for later ones -> a sentence about the first of it
+# What this process could not keep for later ones -> a sentence about the first of it.
+unkept: dict[str, str] = {}
 
 
 def folder(name: str) -> Path | None:

@@ -12,9 +12,8 @@ def main() -> NoReturn:
     """As `cli.main`, whose imports take a second or more: a Ctrl-C in that time ends as quietly as later."""
     later = signal.getsignal(signal.SIGINT)
     if later is signal.default_int_handler:  # and not ignored, as behind a shell's `&`
-        signal.signal(
-            signal.SIGINT, _leave
-        )  # libraries may swallow a KeyboardInterrupt while they are imported
+        # Libraries may swallow a KeyboardInterrupt while they are imported.
+        signal.signal(signal.SIGINT, _leave)
     from slipstream.server.command import cli
 
     signal.signal(signal.SIGINT, later)
