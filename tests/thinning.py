@@ -1,7 +1,8 @@
-"""Which cases `make test` leaves out: of tests marked `sampled`, all but a few cases of each function.
+"""Which cases `make test` leaves out: of all functions of a file that are marked `sampled`, all but a few cases.
 
-With `together`, of all the functions of a file but a few cases of any: where sources alone decide (kernels in the
-emulator and in Triton's interpreter), so that the run after their last change has said what there is to say.
+That many are kept as the largest `keep` of the file's marks says, spread over functions and the values of parameters.
+Where a file has changed and there is no time for all of it, each function keeps as many as its own mark says; one, if
+that says `together` (where sources alone decide: kernels in the emulator and in Triton's interpreter).
 
 A marked test of one long course asks the fixture `is_whole` whether all cases of its file run, and is shorter if not.
 
@@ -23,7 +24,7 @@ from tests import reach
 from tests.reach import ROOT
 
 RECORD = Path(__file__).with_name("full_record.txt")
-KEEP = 1  # cases of a function, unless its mark says otherwise
+KEEP = 1  # cases, unless a mark says otherwise
 EXTRA_S = 60.0
 UNKNOWN_S = 20.0  # what a file that is not in the record is taken to cost
 # Of the configuration: the files of which every case runs; None: all.
@@ -130,17 +131,17 @@ def path_of(item: pytest.Item) -> str:
 def thinned(
     items: Sequence[pytest.Item], choice: Choice = UNCHANGED
 ) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """The tests to run and those left out. Of postponed files no functions are together: each keeps `KEEP` cases."""
+    """The tests to run and those left out. Of postponed files no functions are sampled together."""
     cases: dict[tuple[str, str], list[pytest.Item]] = {}
     keep: dict[tuple[str, str], int] = {}
     for item in items:
         mark = item.get_closest_marker("sampled")
         if mark is not None and (path := path_of(item)) not in choice.whole:
-            together = mark.kwargs.get("together", False)
-            is_alone = not together or path in choice.postponed
-            key = path, _function(item) if is_alone else ""
+            is_postponed = path in choice.postponed
+            key = path, _function(item) if is_postponed else ""
             cases.setdefault(key, []).append(item)
-            keep[key] = KEEP if together and is_alone else mark.kwargs.get("keep", KEEP)
+            is_one = is_postponed and mark.kwargs.get("together", False)
+            keep[key] = max(keep.get(key, 0), KEEP if is_one else mark.kwargs.get("keep", KEEP))
     left: set[pytest.Item] = set()
     for key, several in cases.items():
         kept = spread([_parameters(item) for item in several], keep[key])
@@ -155,12 +156,11 @@ def _function(item: pytest.Item) -> str:
 def _parameters(item: pytest.Item) -> frozenset[tuple[object, str]]:
     """The function, and the parts of a case's id, each with its place: the same in every process.
 
-    Parts are values as far as ids tell, and of two functions they are never the same ones.
+    Parts are values as far as ids tell. Two functions share them, so that each of a file's models, say, is kept once.
     """
     call = getattr(item, "callspec", None)
     parts = [] if call is None else call.id.split("-")
-    function = _function(item)
-    return frozenset({("", function), *((f"{function} {i}", part) for i, part in enumerate(parts))})
+    return frozenset({("", _function(item)), *enumerate(parts)})
 
 
 def spread(cases: Sequence[Collection[object]], keep: int) -> set[int]:

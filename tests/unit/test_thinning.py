@@ -61,14 +61,27 @@ def test_others_stay_and_so_do_those_of_files_that_run_whole() -> None:
     assert [one.nodeid for one in left] == [f"a.py::test_f[{i}]" for i in (1, 2, 3, 4)]
 
 
-def test_functions_that_are_sampled_together_keep_cases_of_several() -> None:
-    """Unless the file has changed since every case ran."""
-    items = [Case("a.py", f, f"{i}-x", keep=2, together=True) for f in ("test_f", "test_g") for i in range(3)]
-    found, _ = thinned(items)
-    assert [one.nodeid for one in found] == ["a.py::test_f[0-x]", "a.py::test_g[2-x]"]
+@pytest.mark.parametrize("more", [{}, {"together": True}])
+def test_the_functions_of_a_file_are_sampled_together(more: dict[str, int]) -> None:
+    """And each by itself where the file has changed since every case ran, and there was no time."""
+    keep = {"test_f": 3, "test_g": 1}
+    items = [Case("a.py", f, f"{i}-x", keep=n, **more) for f, n in keep.items() for i in range(4)]
+    other = Case("b.py", "test_f", "0-x")
+    found, _ = thinned([*items, other])
+    assert [one.nodeid for one in found] == [
+        *("a.py::test_f[0-x]", "a.py::test_f[2-x]", "a.py::test_g[3-x]"),
+        "b.py::test_f[0-x]",
+    ]
     found, _ = thinned(items, Choice((), ("a.py",)))
-    assert [one.name for one in found] == ["0-x"] * 2
+    assert [one.originalname for one in found] == [*["test_f"] * (1 if more else 3), "test_g"]
     assert thinned(items, Choice(("a.py",), ())) == (items, [])
+
+
+def test_each_model_of_a_file_is_kept_once_by_some_function() -> None:
+    items = [Case("a.py", f, name, keep=3) for f in ("test_f", "test_g", "test_h") for name in "xyz"]
+    found, _ = thinned(items)
+    assert {one.name for one in found} == {*"xyz"}
+    assert {one.originalname for one in found} == {"test_f", "test_g", "test_h"}
 
 
 def test_files_that_changed_run_whole_as_far_as_there_is_time() -> None:
