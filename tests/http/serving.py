@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn.server
 
 from slipstream.engine.settings import Settings
 from slipstream.server.command.serve import Listener, listener
@@ -24,6 +25,19 @@ from slipstream.server.http.limits import unix_path
 from slipstream.server.report.tracing import Tracing
 from tests.http.document import held
 from tests.http.fake import FakeEngine
+
+
+class Hurried:
+    """asyncio for uvicorn's server, which sleeps 0.1 s before it looks whether to end, and as long at its end."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / 20)
+
+
+uvicorn.server.asyncio = Hurried()  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)

@@ -525,7 +525,10 @@ def test_absolute_targets_need_a_key_and_the_prefix() -> None:
 
 def test_a_body_behind_an_absolute_target(server: Served) -> None:
     body = b'{"content": "ab"}'
-    head = b"POST http://localhost/tokenize HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+    head = (
+        b"POST http://localhost/tokenize HTTP/1.1\r\nhost: a\r\nconnection: close\r\n"
+        b"content-type: application/json\r\n"
+    )
     answer = raw(server.port, head + b"content-length: %d\r\n\r\n" % len(body) + body)
     assert answer.endswith(b'{"tokens":[97,98]}')
     chunks = b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)

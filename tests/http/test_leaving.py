@@ -97,7 +97,7 @@ def test_readers_that_stop_reading(caplog: pytest.LogCaptureFixture) -> None:
             n_made += 1
             yield delta("x" * 100_000)
 
-    with served(timeout=3.0) as server, contextlib.ExitStack() as held:
+    with served(timeout=1.0) as server, contextlib.ExitStack() as held:
         server.engine.script = endless
         for _ in range(50):
             held.enter_context(send(server, stream=True))

@@ -211,7 +211,8 @@ def test_the_bytes_of_a_stream(server: Served, version: bytes) -> None:
     """A chunk for each event, and the connection goes on; HTTP/1.0 has neither chunks nor another request."""
     body = json.dumps({"prompt": "a", "stream": True}).encode()
     head = HEAD.replace(b"1.1", version) + b"content-length: %d\r\n\r\n" % len(body)
-    answer = raw(server.port, head + body + b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+    last = b"GET /live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    answer = raw(server.port, head + body + last)
     fields, _, rest = answer.partition(b"\r\n\r\n")
     assert fields.startswith(b"HTTP/1.1 200 ")
     if version == b"1.0":

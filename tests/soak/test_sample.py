@@ -20,7 +20,7 @@ from tests.attack.cases import Target
 from tests.attack.cases import request as bytes_of
 from tests.attack.neighbour import ATTACKER
 from tests.process import Running, forked
-from tests.soak import replies
+from tests.soak import operations, replies
 from tests.soak.__main__ import summary
 from tests.soak.bodies import BODIES
 from tests.soak.client import Client, Site, Tally, request
@@ -134,7 +134,8 @@ async def test_a_stream_without_its_end_is_lost(lines: Iterable[str], error: typ
         await replies.streamed(each(lines))
 
 
-async def test_a_server_that_is_gone_loses_requests() -> None:
+async def test_a_server_that_is_gone_loses_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "REST_S", 0.0)
     with socket.socket() as deaf:  # bound, but not listening
         deaf.bind(("127.0.0.1", 0))
         site = Site(f"http://127.0.0.1:{deaf.getsockname()[1]}", ["suffix"], 1)
@@ -146,7 +147,9 @@ async def test_a_server_that_is_gone_loses_requests() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"", CUT, CUT.replace(b"text/event-stream", b"application/json")])
-async def test_an_answer_that_breaks_off_is_lost(answer: bytes) -> None:
+async def test_an_answer_that_breaks_off_is_lost(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operations, "REST_S", 0.0)
+
     async def half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(answer)
