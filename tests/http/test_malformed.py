@@ -14,6 +14,8 @@ import pytest
 from slipstream.server.openai.wire import ChatRequest, CompletionRequest
 from tests.http.serving import Served, chat
 
+ABOUT = ("server/openai/*.py", "server/native/*.py", "server/responses/*.py")
+
 CANARY = "qzCanary"
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 NATIVE, INFILL = "/completion", "/infill"
@@ -447,6 +449,7 @@ def refused(server: Served, path: str, content: bytes, kind: str = "application/
     return status, told["error"]
 
 
+@pytest.mark.sampled(keep=24)
 @pytest.mark.parametrize(
     "row", ROWS, ids=[f"{i}-{row.path.split('/')[-1]}-{row.param}" for i, row in enumerate(ROWS)]
 )
@@ -472,6 +475,7 @@ def test_the_table_is_long_enough() -> None:
 SIGNED = {"presence_penalty", "frequency_penalty", "logit_bias"}
 
 
+@pytest.mark.sampled(keep=24)
 @pytest.mark.parametrize(
     "name", sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields} - SIGNED)
 )
@@ -484,6 +488,7 @@ def test_no_field_takes_a_number_out_of_range(server: Served, name: str, value: 
     assert error["param"] == name
 
 
+@pytest.mark.sampled(keep=24)
 @pytest.mark.parametrize("value", [f"{CANARY} " * 9, {"x": CANARY}, [CANARY] * 1000, f"{CANARY}\n\x1b[31m"])
 @pytest.mark.parametrize("name", sorted(ChatRequest.model_fields))
 def test_input_is_never_told_back(server: Served, name: str, value: Any) -> None:

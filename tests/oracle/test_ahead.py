@@ -25,7 +25,7 @@ from tests.checkpoints import tiny_checkpoint
 from tests.oracle.lab import DEMO, Bench, Case, Folders, Lab, play
 from tests.oracle.lossless import demo_cases
 
-pytestmark = pytest.mark.sampled(keep=2)
+pytestmark = pytest.mark.sampled(keep=3)
 
 
 @pytest.fixture(scope="module")

@@ -151,6 +151,7 @@ def test_text_is_that_of_plain_decoding(lab: Lab, n: int, *, is_whole: bool) -> 
             assert found.n_accepted > 0 or (name, chain) == ("greedy", (NAME,))  # not as good as that
 
 
+@pytest.mark.sampled
 def test_captured_guesses_are_those_of_the_passes_themselves(lab: Lab) -> None:
     cases = demo_cases(lab, "warm", 4)
     counts = []

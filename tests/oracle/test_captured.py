@@ -20,7 +20,8 @@ from tests.oracle.ranks_lab import RanksLab
 from tests.oracle.replays import compare_all_sizes, same_drafts
 from tests.recording import ReadsValueError, record
 
-pytestmark = pytest.mark.sampled
+ABOUT = ("engine/models/captured.py",)
+pytestmark = pytest.mark.sampled(keep=4)
 
 
 @pytest.fixture(scope="module", params=(torch.float32, torch.bfloat16), ids=str)

@@ -74,6 +74,7 @@ def test_ragged_spans_with_drafts_of_which_some_are_kept(oracle: Get, variant: s
     compare_ragged(Windowed(loaded(folder)), prompt, expected, seed=2)
 
 
+@pytest.mark.sampled(keep=5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("variant", ["gemma4", "keys as values", "sparse"])
 def test_any_cut_gives_the_same_bits(oracle: Get, variant: str, dtype: torch.dtype) -> None:
@@ -86,6 +87,7 @@ def test_any_cut_gives_the_same_bits(oracle: Get, variant: str, dtype: torch.dty
         assert torch.equal(logits[:5], whole[start : start + 5])
 
 
+@pytest.mark.sampled(keep=5)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_bfloat16_errs_as_transformers_does(oracle: Get, variant: str) -> None:
     folder, prompt, expected = oracle(variant)
@@ -98,6 +100,7 @@ def test_bfloat16_errs_as_transformers_does(oracle: Get, variant: str) -> None:
     assert ours < (0.3 if variant == "sparse" else 0.1) * expected.std()
 
 
+@pytest.mark.sampled(keep=5)
 def test_greedy_text(oracle: Get) -> None:
     folder, prompt, _ = oracle("gemma4")
     compare_greedy(Windowed, folder, prompt[:30])

@@ -31,6 +31,7 @@ from tests.gguf_files import Blocks, Contents, gguf_of
 from tests.oracle.feeding import CPU, N_CTX, Runner, difference, loaded, rows
 from tests.tiny_families import FAMILIES
 
+ABOUT = ("engine/checkpoint/gguf/*.py",)
 pytestmark = pytest.mark.usefixtures("_selected")
 # What the format does not carry has the values that llama.cpp assumes.
 CHANGES: Mapping[str, Mapping[str, Any]] = {
@@ -88,6 +89,7 @@ def same_parts(path: Path, other: Path) -> bool:
 # --- whole models --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(keep=6)
 @pytest.mark.parametrize("family", sorted(IN_GGUF - {"llama"}))
 def test_a_file_is_the_folder_it_was_made_of(
     folder_for: Callable[[str], Path], tmp_path: Path, family: str
@@ -202,6 +204,7 @@ def test_text_and_defaults_of_sampling(folder_for: Callable[[str], Path], tmp_pa
 # --- types of tensors ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(keep=6)
 @pytest.mark.parametrize("kind", ["F16", "BF16"])
 @pytest.mark.parametrize("family", ["llama", "qwen3_next"])
 def test_narrow_plain_numbers(
@@ -233,6 +236,7 @@ def check_blocks(contents: Contents, tmp_path: Path) -> None:
     assert near(logits(path), logits(wide))
 
 
+@pytest.mark.sampled(keep=6)
 @pytest.mark.parametrize("family", sorted(IN_GGUF))
 def test_blocks_of_every_family(folder_for: Callable[[str], Path], tmp_path: Path, family: str) -> None:
     """Rows and columns are rearranged without a look into blocks."""

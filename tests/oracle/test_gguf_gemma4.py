@@ -21,6 +21,7 @@ from tests.gguf_tiny import refusal, tiny
 from tests.oracle.test_gemma4 import VARIANTS
 from tests.oracle.test_gguf import check_blocks, logits, same_parts
 
+ABOUT = ("engine/checkpoint/gguf/*.py",)
 pytestmark = pytest.mark.usefixtures("_selected")
 Get = Callable[[str], Path]
 
@@ -39,6 +40,7 @@ def folder_for(tmp_path_factory: pytest.TempPathFactory) -> Get:
     return get
 
 
+@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_file_is_the_folder_it_was_made_of(folder_for: Get, tmp_path: Path, variant: str) -> None:
     folder = folder_for(variant)
@@ -53,6 +55,7 @@ def test_a_file_is_the_folder_it_was_made_of(folder_for: Get, tmp_path: Path, va
     assert torch.equal(logits(path), logits(folder))
 
 
+@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize("kind", ["Q8_0", "BF16"])
 @pytest.mark.parametrize("variant", ["sparse", "keys as values"])
 def test_narrow_types(folder_for: Get, tmp_path: Path, variant: str, kind: str) -> None:
@@ -157,6 +160,7 @@ REFUSED: list[tuple[str, Any, type[LoadError], str]] = [
 ]
 
 
+@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize(("name", "value", "error", "message"), REFUSED, ids=lambda one: str(one)[:40])
 def test_files_that_lie_are_refused(
     folder_for: Get, tmp_path: Path, name: str, value: Any, error: type[LoadError], message: str

@@ -115,6 +115,7 @@ def nextn_alone(contents: Contents) -> Contents:
     return replace(contents, tensors=kept)
 
 
+@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize("family", MTP)
 def test_prediction_layers(with_mtp: Callable[[str], Path], tmp_path: Path, family: str) -> None:
     """In the model's file and in a file of their own: the head of the folder."""
@@ -269,6 +270,7 @@ def test_text_is_that_of_plain_decoding(lab: Lab, drafter: str) -> None:
     assert found.n_wrong == 0
 
 
+@pytest.mark.sampled(keep=2)
 def test_a_model_whose_own_layers_draft(tmp_path: Path) -> None:
     hybrid = DEMO.target.with_name("hybrid")
     path = gguf_of(hybrid).as_type("Q8_0").write(tmp_path / "hybrid.gguf")

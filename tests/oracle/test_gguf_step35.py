@@ -27,6 +27,7 @@ from tests.oracle.gguf_rounds import Made, joined, loaded, made, model_alone, ne
 from tests.oracle.head_rounds import CPU, N_CTX
 from tests.oracle.test_gguf import logits, same_parts
 
+ABOUT = ("engine/checkpoint/gguf/*.py",)
 pytestmark = pytest.mark.usefixtures("_selected")
 N_LAYERS, N_ALL = 5, 8
 
@@ -224,6 +225,7 @@ REFUSED: list[tuple[str, Any, type[LoadError], str]] = [
 ]
 
 
+@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize(("name", "value", "error", "message"), REFUSED, ids=lambda one: str(one)[:40])
 def test_files_that_lie_are_refused(
     step: Made, tmp_path: Path, name: str, value: Any, error: type[LoadError], message: str

@@ -46,6 +46,7 @@ def test_they_draft_as_the_folders(kind: str, released: Made, tmp_path: Path) ->
     assert drafted(path, path) == drafted(path, alone) == rounds
 
 
+@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize("block", ["F32", "Q8_0"])
 def test_joint_projections(kind: str, released: Made, tmp_path: Path, block: str) -> None:
     """As the converter's `--fuse-qkv` writes them, and llama.cpp wants them in MiMo's layers of prediction."""

@@ -140,6 +140,7 @@ def check_mtp(head: Mtp, target: Network, formula: Formula, names: MtpNames) -> 
     return play(Rounds(head, embedding, mtp_reference(formula, names, embedding)), lanes_of(head, target))
 
 
+@pytest.mark.sampled(keep=6)
 @pytest.mark.usefixtures("ops")
 def test_mtp_in_the_names_of_deepseek(folder_of: Folders, tmp_path: Path) -> None:
     """In the target's folder, with copies of its embedding and head, which are shared and not loaded."""
@@ -161,6 +162,7 @@ def test_mtp_in_the_names_of_deepseek(folder_of: Folders, tmp_path: Path) -> Non
     assert check_mtp(head, target, Formula(tensors, 1e6, 1e-6, 32), DEEPSEEK) < TOLERANCE
 
 
+@pytest.mark.sampled(keep=6)
 def test_mtp_with_its_own_embedding_and_head(folder_of: Folders, tmp_path: Path) -> None:
     """In a folder of its own; what differs from the target's is used as it is."""
     make = made.Maker(3)
@@ -173,6 +175,7 @@ def test_mtp_with_its_own_embedding_and_head(folder_of: Folders, tmp_path: Path)
     assert play(Rounds(head, own, reference), lanes_of(head, target)) < TOLERANCE
 
 
+@pytest.mark.sampled(keep=6)
 @pytest.mark.usefixtures("ops")
 def test_mtp_of_mimo(folder_of: Folders, tmp_path: Path) -> None:
     tensors = made.mtp_mimo(5)
@@ -182,6 +185,7 @@ def test_mtp_of_mimo(folder_of: Folders, tmp_path: Path) -> None:
     assert check_mtp(head, target, Formula(tensors, 1e6, 1e-6, 16), MIMO) < TOLERANCE
 
 
+@pytest.mark.sampled(keep=6)
 @pytest.mark.usefixtures("ops")
 def test_mtp_in_the_names_of_qwen(folder_of: Folders, tmp_path: Path) -> None:
     """All norms are stored as what is added to 1; a folder without a config is read by the target's."""

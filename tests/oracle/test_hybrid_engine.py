@@ -84,6 +84,7 @@ def test_a_reply_goes_on_behind_tokens_of_another_engine(lab: Lab, n_had: int) -
         assert {i: [*had[i], *played.tokens[i]] for i in range(len(cases))} == expected.tokens
 
 
+@pytest.mark.sampled(keep=3)
 def test_long_drafts_beside_prompts_in_chunks(lab: Lab) -> None:
     long = Speculate(n_max=64)
     cases = [replace(one, speculate=long, max_tokens=150) for one in cases_of(lab, "greedy", 6)]
@@ -115,6 +116,7 @@ def breaking(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+@pytest.mark.sampled(keep=3)
 @pytest.mark.filterwarnings("error")
 def test_a_pass_that_breaks_off_leaves_no_trace(lab: Lab, breaking: list[int]) -> None:
     cases = cases_of(lab, "warm")
@@ -186,6 +188,7 @@ def test_a_planted_fault_is_seen(
     assert disturbed(lab, bench, cases, expected, seed=0).n_wrong > 0
 
 
+@pytest.mark.sampled(keep=3)
 def test_a_draft_model_says_the_same_after_a_prefix_hit(lab: Lab) -> None:
     """Its own snapshots and rows serve it: the second request's drafts are accepted as often as the first one's."""
     case = replace(cases_of(lab, "greedy", 1)[0], max_tokens=60, speculate=Speculate(n_max=6))

@@ -56,6 +56,7 @@ def test_ragged_spans_with_drafts_of_which_some_are_kept(
     compare_ragged(Runner(loaded(folder)), prompt, expected, seed=2)
 
 
+@pytest.mark.sampled(keep=6)
 @pytest.mark.parametrize("variant", ["qwen3_5", "qwen3_next", "kimi_linear"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_any_cut_gives_the_same_bits(
@@ -70,6 +71,7 @@ def test_any_cut_gives_the_same_bits(
         assert torch.equal(logits[:5], whole[start : start + 5])
 
 
+@pytest.mark.sampled(keep=6)
 @pytest.mark.parametrize("variant", ["qwen3_5", "kimi_linear"])
 def test_greedy_text(oracle: Callable[[str], Oracle], variant: str) -> None:
     folder, prompt, _ = oracle(variant)

@@ -130,6 +130,7 @@ def test_sizes_that_cannot_work_are_refused(tmp_path: Path, sizes: dict[str, int
         inflate(source, tmp_path / "big", sizes)
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(not (DEMO / "model.safetensors").exists(), reason="the demo checkpoint is not here")
 def test_demo_target(tmp_path: Path) -> None:
     head_dim = json.loads((DEMO / "config.json").read_text())["head_dim"]

@@ -38,7 +38,7 @@ def lab(request: pytest.FixtureRequest) -> Lab:
     return Lab(DEMO, request.param)
 
 
-@pytest.mark.sampled(keep=2)
+@pytest.mark.sampled(keep=4)
 @pytest.mark.parametrize("n", range(len(SAMPLINGS)), ids=list(SAMPLINGS))
 def test_text_is_that_of_plain_decoding(lab: Lab, n: int, *, is_whole: bool) -> None:
     """A third of the chains with each sampling in each dtype, or a sixth; on other benches every time.

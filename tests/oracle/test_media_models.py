@@ -60,6 +60,7 @@ def test_ragged_spans_with_drafts_of_which_some_are_kept(
     compare_ragged(Runner(loaded(folder)), prompt, expected, seed=2)
 
 
+@pytest.mark.sampled(keep=6)
 @pytest.mark.parametrize("variant", PLAIN)
 def test_greedy_text(oracle: Callable[[str], Oracle], variant: str) -> None:
     folder, prompt, _ = oracle(variant)

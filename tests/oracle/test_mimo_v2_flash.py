@@ -93,6 +93,7 @@ def test_rows_have_the_same_bits_in_every_cut(oracle: Callable[[str], Oracle], d
     assert (whole - expected).abs().mean() < 0.1 * expected.std()
 
 
+@pytest.mark.sampled(keep=3)
 def test_greedy_text(oracle: Callable[[str], Oracle]) -> None:
     folder, prompt, _ = oracle("mimo")
     compare_greedy(Windowed, folder, prompt[:30], 64)
@@ -215,6 +216,7 @@ def test_gates_and_values_that_are_keys_are_as_wide_as_keys() -> None:
             AttentionSpec(**shape, rope=rope, **more)
 
 
+@pytest.mark.sampled(keep=3)
 @needs_compiler
 def test_logits_with_cuda_attention(oracle: Callable[[str], Oracle]) -> None:
     """In the emulator: two widths, windows and sinks in one network, whole and in chunks."""

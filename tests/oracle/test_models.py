@@ -52,6 +52,7 @@ def test_logits_whole_in_chunks_and_token_by_token(oracle: Callable[[str], Oracl
     compare_cuts(Runner(loaded(folder)), prompt, expected)
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3"])
 def test_ragged_batches(oracle: Callable[[str], Oracle], variant: str) -> None:
@@ -96,6 +97,7 @@ def test_greedy_text(oracle: Callable[[str], Oracle], variant: str) -> None:
     compare_greedy(Runner, folder, prompt[:30])
 
 
+@pytest.mark.sampled
 def test_float64_and_bfloat16(oracle: Callable[[str], Oracle]) -> None:
     folder, prompt, expected = oracle("qwen3")
     ids = prompt.tolist()

@@ -77,6 +77,7 @@ def test_logits_whole_in_chunks_and_token_by_token(oracle: Callable[[str], Oracl
     compare_cuts(Runner(loaded(folder)), prompt, expected)
 
 
+@pytest.mark.sampled(keep=9)
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("variant", ["qwen3_moe", "glm4_moe", "deepseek_v3"])
 def test_ragged_spans_with_drafts_of_which_some_are_kept(
@@ -138,6 +139,7 @@ def rename_like_mixtral(tensors: Tensors) -> None:
                 tensors[name.replace(ours, mixtral)] = tensors.pop(name)
 
 
+@pytest.mark.sampled(keep=9)
 @pytest.mark.parametrize("edit", [fuse, rename_like_mixtral])
 @pytest.mark.parametrize("variant", ["qwen3_moe", "glm4_moe"])
 def test_storage_formats(
@@ -291,6 +293,7 @@ def test_the_text_is_that_of_plain_decoding(
     assert 0 < n_accepted < n_drafted
 
 
+@pytest.mark.sampled(keep=9)
 @pytest.mark.usefixtures("ops")
 @pytest.mark.parametrize("variant", ["glm4_moe", "deepseek_v3"])
 def test_the_mtp_layer(oracle: Callable[[str], Oracle], variant: str, tmp_path: Path) -> None:
@@ -319,6 +322,7 @@ def test_the_mtp_layer(oracle: Callable[[str], Oracle], variant: str, tmp_path: 
         load_mtp(without, target, N_CTX)
 
 
+@pytest.mark.sampled(keep=9)
 @pytest.mark.parametrize("variant", ["glm4_moe", "deepseek_v3"])
 def test_text_drafted_by_the_mtp_layer(oracle: Callable[[str], Oracle], variant: str, tmp_path: Path) -> None:
     folder, prompt, _ = oracle(variant)

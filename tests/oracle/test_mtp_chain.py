@@ -25,6 +25,7 @@ from tests.oracle.head_formulas import Formula, MtpNames
 from tests.oracle.head_rounds import CPU, N_CTX, PAGE, TOLERANCE, VOCAB, text
 from tests.oracle.mtp_stage import NAME, Stage
 
+ABOUT = ("engine/speculate/network/*.py",)
 pytestmark = pytest.mark.usefixtures("_selected")
 
 
@@ -90,6 +91,7 @@ def stage_of(
 CASES = [(1, "auto"), (2, "auto"), (3, "auto"), (2, "target"), (3, "target")]
 
 
+@pytest.mark.sampled(keep=3)
 @pytest.mark.parametrize(("n_modules", "recycled"), CASES)
 def test_guesses_are_those_of_the_published_formula(
     stage_of: Callable[..., Stage], n_modules: int, recycled: str, monkeypatch: pytest.MonkeyPatch
@@ -105,6 +107,7 @@ def test_guesses_are_those_of_the_published_formula(
     assert stage.worst < TOLERANCE
 
 
+@pytest.mark.sampled(keep=3)
 @pytest.mark.parametrize(("n_modules", "recycled"), CASES)
 def test_after_an_adopted_prefix_guesses_are_those_of_a_cold_run(
     stage_of: Callable[..., Stage], n_modules: int, recycled: str, monkeypatch: pytest.MonkeyPatch

@@ -32,6 +32,7 @@ from tests.checkpoints import tiny_checkpoint
 from tests.head_checkpoints import add_tensors, mtp_deepseek
 from tests.oracle.feeding import N_CTX, Runner, rows
 
+ABOUT = ("engine/checkpoint/*.py",)
 pytestmark = pytest.mark.usefixtures("_selected")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 TEXT = [(7 * i + i * i) % 384 for i in range(20)]
@@ -89,6 +90,7 @@ def logits(folder: Path, dtype: torch.dtype = torch.float32) -> Tensor:
     return runner.feed(rows(0, TEXT, 0, len(TEXT)))
 
 
+@pytest.mark.sampled(keep=5)
 @pytest.mark.usefixtures("widens")
 @pytest.mark.parametrize("name", CODINGS)
 def test_logits_are_those_of_the_values(plain: Any, tmp_path: Path, name: str) -> None:
@@ -112,6 +114,7 @@ def test_products_that_keep_them_narrow_are_near(plain: Any, tmp_path: Path, nam
     assert off < 1.1 * of_dense
 
 
+@pytest.mark.sampled(keep=5)
 @pytest.mark.usefixtures("widens")
 @pytest.mark.parametrize(
     ("family", "coding"),
@@ -137,6 +140,7 @@ def test_text_models_within_wrappers(plain: Any, tmp_path: Path) -> None:
     assert torch.equal(logits(narrow), logits(dense))
 
 
+@pytest.mark.sampled(keep=5)
 @pytest.mark.usefixtures("widens")
 @pytest.mark.parametrize(
     ("family", "coding", "changes"),
@@ -164,6 +168,7 @@ def test_beside_a_tower_that_is_left_alone(
     assert told.n_params == read.n_params
 
 
+@pytest.mark.sampled(keep=5)
 @pytest.mark.parametrize("name", ["fp8", "fp8-across", "awq", "gptq-order", "compressed-zeros", "int8"])
 def test_sizes(plain: Any, tmp_path: Path, name: str) -> None:
     narrow, dense = quantised.write_quantised(plain("qwen3"), tmp_path, CODINGS[name]())
@@ -193,6 +198,7 @@ def test_sizes(plain: Any, tmp_path: Path, name: str) -> None:
     assert packed.weight_bytes - (twin.weight_bytes - 2 * n_values) == expected
 
 
+@pytest.mark.sampled(keep=5)
 @pytest.mark.parametrize("name", ["fp8", "awq", "fp8-across"])
 def test_sizes_of_experts(plain: Any, tmp_path: Path, name: str) -> None:
     """They stay narrow on CPUs alone, where their groups fit; a plan says so without their weights."""
@@ -299,6 +305,7 @@ DAMAGED: dict[str, tuple[str, dict[str, Any], type[LoadError], str]] = {
 }
 
 
+@pytest.mark.sampled(keep=5)
 @pytest.mark.parametrize("case", DAMAGED)
 def test_files_that_are_not_what_they_say(plain: Any, tmp_path: Path, case: str) -> None:
     name, changes, error, told = DAMAGED[case]

@@ -85,6 +85,7 @@ def test_logits_are_those_of_the_whole(checkpoint: Callable[..., Path], family: 
             compare_ragged(Runner(ranks.network, ranks.store(SIZES)), ids, whole, seed=3)
 
 
+@pytest.mark.sampled(keep=9)
 def test_experts_whose_inputs_come_before_their_outputs(
     checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -100,6 +101,7 @@ def test_experts_whose_inputs_come_before_their_outputs(
     assert torch.equal(of_ranks(turned, 2, ids), of_ranks(folder, 2, ids))
 
 
+@pytest.mark.sampled(keep=9)
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
 def test_biases_are_added_once(checkpoint: Callable[..., Path], family: str) -> None:
     biases = {"attention_bias": True, "mlp_bias": True} if family == "llama" else {}
@@ -108,6 +110,7 @@ def test_biases_are_added_once(checkpoint: Callable[..., Path], family: str) -> 
     assert difference(of_ranks(folder, 4, ids), Runner(loaded(folder)).feed_chunks(0, ids, CUTS)) < NEAR_WHOLE
 
 
+@pytest.mark.sampled(keep=9)
 @pytest.mark.parametrize("variant", ["sparse", "keys as values"])
 def test_gemma_4_with_experts_that_are_summed_before_norms(
     checkpoint: Callable[..., Path], variant: str
@@ -118,6 +121,7 @@ def test_gemma_4_with_experts_that_are_summed_before_norms(
     assert difference(of_ranks(folder, 2, ids), Runner(loaded(folder)).feed_chunks(0, ids, CUTS)) < NEAR_WHOLE
 
 
+@pytest.mark.sampled(keep=9)
 @pytest.mark.parametrize("vocab", [385, 390])
 def test_a_vocabulary_that_does_not_come_out_even(checkpoint: Callable[..., Path], vocab: int) -> None:
     """The last rank has rows of no token, and no logit of them is seen."""
@@ -178,6 +182,7 @@ def test_narrow_weights_are_cut_as_wide_weights_are(
     assert torch.equal(of_ranks(narrow, 2, ids), of_ranks(dense, 2, ids))
 
 
+@pytest.mark.sampled(keep=9)
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
 def test_blocks_of_gguf_are_cut_between_blocks(tmp_path: Path, kind: str) -> None:
     wide = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 64}

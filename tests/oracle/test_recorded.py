@@ -37,7 +37,7 @@ from tests.oracle.lossless import HEADS, demo_cases, folders_of, narrowed
 from tests.oracle.replays import same_drafts
 from tests.tiny_families import FAMILIES
 
-pytestmark = pytest.mark.sampled
+pytestmark = pytest.mark.sampled(keep=4)
 DTYPES = torch.float32, torch.bfloat16
 N_PASSES, N_PAGES, N_DRAFTS = 60, 16, 6
 

@@ -17,6 +17,8 @@ from slipstream.engine.service.run.slot_files import SlotFiles
 from tests.checkpoints import noised_copy, tiny_checkpoint
 from tests.oracle.lab import ASKS, DEMO, Bench, Case, Folders, Lab
 
+ABOUT = ("engine/cache/*.py",)
+
 FAMILIES = ("qwen3", "gemma3", "qwen3_5")  # full attention; with windows; with recurrent state
 DRAFTS = Bench(("draft-model",), n_slots=2, adaptive=False)
 TURN = Sampling(temperature=0.7, seed=11, ignore_eos=True)
@@ -77,6 +79,7 @@ def next_turn(tokens: list[int]) -> tuple[int, ...]:
     return (*PROMPT, *tokens, 5, 6, 7)
 
 
+@pytest.mark.sampled(keep=4)
 def test_text_goes_on_as_without(lab: Lab, files: SlotFiles) -> None:
     plain = Bench(snapshot_bytes=0)
     first, _ = say(lab, lab.engine(plain), PROMPT, bench=plain)
@@ -92,6 +95,7 @@ def test_text_goes_on_as_without(lab: Lab, files: SlotFiles) -> None:
     assert say(lab, old, next_turn(first))[1].usage.n_cached == n_restored, "as much as where it was"
 
 
+@pytest.mark.sampled(keep=4)
 def test_drafts_come_as_without(lab: Lab, files: SlotFiles) -> None:
     """The draft model's state is restored too: nothing is fed to it again, and it guesses the same."""
     old, new = lab.engine(DRAFTS), lab.engine(DRAFTS)
@@ -103,6 +107,7 @@ def test_drafts_come_as_without(lab: Lab, files: SlotFiles) -> None:
     assert here.speculation.n_drafted == there.speculation.n_drafted
 
 
+@pytest.mark.sampled(keep=4)
 def test_a_head_goes_on_from_its_own_rows(files: SlotFiles) -> None:
     """Rows that can only be made while the target computes: without them nothing could be adopted at all."""
     lab, bench = Lab(DEMO, torch.float32), replace(DRAFTS, types=("draft-eagle3",))
@@ -118,6 +123,7 @@ def test_a_head_goes_on_from_its_own_rows(files: SlotFiles) -> None:
     assert same.speculation.n_accepted == told.speculation.n_accepted > 0
 
 
+@pytest.mark.sampled(keep=4)
 def test_the_same_prompt_hits_its_own_prefix(lab: Lab, files: SlotFiles) -> None:
     old, new = lab.engine(DRAFTS), lab.engine(DRAFTS)
     first, _ = say(lab, old, PROMPT)
@@ -127,6 +133,7 @@ def test_the_same_prompt_hits_its_own_prefix(lab: Lab, files: SlotFiles) -> None
     assert end.usage.n_cached == 144
 
 
+@pytest.mark.sampled(keep=4)
 def test_wrong_rows_would_be_seen(lab: Lab, files: SlotFiles) -> None:
     """The tests above can fail: restored state is read, that of every kind of layer."""
     old = lab.engine(DRAFTS)
@@ -161,6 +168,7 @@ def test_a_hybrid_resumes_from_its_snapshots_alone(lab_of: Callable[[str], Lab],
     assert say(lab, new, PROMPT, bench=bench)[1].usage.n_cached == 0
 
 
+@pytest.mark.sampled(keep=4)
 def test_a_running_slot_is_saved_as_far_as_it_is_published(lab: Lab, files: SlotFiles) -> None:
     old, new = lab.engine(DRAFTS), lab.engine(DRAFTS)
     expected, _ = say(lab, lab.engine(DRAFTS), PROMPT)
@@ -173,6 +181,7 @@ def test_a_running_slot_is_saved_as_far_as_it_is_published(lab: Lab, files: Slot
     assert (tokens, end.usage.n_cached) == (expected, 144)
 
 
+@pytest.mark.sampled(keep=4)
 def test_erase_lets_the_next_request_start_from_nothing(lab: Lab) -> None:
     engine = lab.engine(DRAFTS)
     first, _ = say(lab, engine, PROMPT)
@@ -184,6 +193,7 @@ def test_erase_lets_the_next_request_start_from_nothing(lab: Lab) -> None:
     assert (tokens, end.usage.n_cached) == (first, 0)
 
 
+@pytest.mark.sampled(keep=4)
 def test_tenants_never_meet(lab: Lab, files: SlotFiles) -> None:
     old, new = lab.engine(DRAFTS), lab.engine(DRAFTS)
     say(lab, old, PROMPT, tenant="bob")

@@ -98,6 +98,7 @@ def test_rows_have_the_same_bits_in_every_cut(oracle: Get, variant: str, dtype: 
     assert (whole - expected).abs().mean() < 0.1 * expected.std()
 
 
+@pytest.mark.sampled(keep=3)
 def test_greedy_text(oracle: Get) -> None:
     folder, prompt, _ = oracle("step3p7")
     compare_greedy(Windowed, folder, prompt[:30], 64)

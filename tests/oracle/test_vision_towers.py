@@ -135,6 +135,7 @@ def test_an_image_is_the_same_whatever_comes_with_it(folder: Folder, opened: Ope
         assert one.deep is None or (other.deep is not None and torch.equal(one.deep, other.deep))
 
 
+@pytest.mark.sampled(keep=8)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_together_transformers_sees_nearly_the_same(folder: Folder, opened: Open, variant: str) -> None:
     """Why images are looked at one by one: what a batch gives is close, and Pixtral's is not equal."""
@@ -187,6 +188,7 @@ def placed(path: Path, vision: Watching) -> tuple[list[int], Tensor, list[int]]:
     return ids, torch.cat(positions, 1), rows
 
 
+@pytest.mark.sampled(keep=8)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_layouts_are_what_transformers_processor_writes(folder: Folder, opened: Open, variant: str) -> None:
     path = folder(variant)
@@ -209,6 +211,7 @@ def test_layouts_are_what_transformers_processor_writes(folder: Folder, opened: 
         assert torch.equal(positions, torch.arange(len(ids)).expand(3, -1))
 
 
+@pytest.mark.sampled(keep=8)
 def test_rows_of_images_see_those_behind_them_in_gemma_alone(folder: Folder, opened: Open) -> None:
     ahead = {variant: opened(folder(variant)).layout(64, 48).ahead for variant in VARIANTS}
     assert {one: where for one, where in ahead.items() if where != "nowhere"} == {
@@ -220,6 +223,7 @@ def test_rows_of_images_see_those_behind_them_in_gemma_alone(folder: Folder, ope
 LIMITED = {"qwen2_5_vl": 9, "qwen3_vl": 9, "qwen3_5": 9, "mistral3": 9}
 
 
+@pytest.mark.sampled(keep=8)
 @pytest.mark.parametrize("variant", LIMITED)
 def test_images_are_scaled_to_the_tokens_that_they_may_take(
     folder: Folder, opened: Open, variant: str
@@ -360,6 +364,7 @@ def test_checkpoints_that_see_nothing(
     assert tried(qwen, vision=False, image_limit=2, media_path="/") == [idle]
 
 
+@pytest.mark.sampled(keep=8)
 def test_the_language_model_is_not_allocated(folder: Folder, opened: Open) -> None:
     for variant in VARIANTS:
         vision = opened(folder(variant))

@@ -51,6 +51,7 @@ def crowd(lab: Lab) -> tuple[list[Case], dict[int, list[int]]]:
     return cases, play(lab, Bench(n_window_pages=500), cases)
 
 
+@pytest.mark.sampled(keep=2)
 def test_prefixes_are_resumed_and_slots_preempted(
     lab: Lab, crowd: tuple[list[Case], dict[int, list[int]]]
 ) -> None:
@@ -97,6 +98,7 @@ def _plant_short_prefix(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WindowPages, "adopt", adopt)
 
 
+@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize("plant", [_plant_early_release, _plant_short_prefix])
 def test_planted_faults_turn_it_red(
     lab: Lab,

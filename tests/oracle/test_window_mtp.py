@@ -59,6 +59,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
     return of
 
 
+@pytest.mark.sampled(keep=3)
 @pytest.mark.parametrize(
     ("family", "recycled", "chosen"),
     [

@@ -30,6 +30,8 @@ from tests.service.test_emitted import TARGET
 from tests.service.test_moving_engines import N_REQUESTS, N_SAMPLE, hold_against, requests
 from tests.service.told import told
 
+ABOUT = ("server/cluster/*.py",)
+
 N_STREAMS, MOST_MOVES = 24, 12
 ASK = Request(id="one", prompt="def add(left, right):", max_tokens=40, sampling=Sampling(seed=3))
 
@@ -95,6 +97,7 @@ async def test_replicas_die_under_many_streams(engines: list[ThreadEngine], *, i
     await hold_against(engines[0], asked, found)
 
 
+@pytest.mark.sampled
 async def test_a_replica_that_leaves_hands_over_what_it_has(engines: list[ThreadEngine]) -> None:
     long = [
         replace(ASK, id=f"r{i}", max_tokens=480, sampling=Sampling(seed=i, ignore_eos=True)) for i in range(6)
@@ -113,6 +116,7 @@ async def test_a_replica_that_leaves_hands_over_what_it_has(engines: list[Thread
     await hold_against(engines[0], long, found)
 
 
+@pytest.mark.sampled
 async def test_a_request_that_kills_is_failed_and_nobody_else(engines: list[ThreadEngine]) -> None:
     others = [replace(one, slot=None) for one in requests()[:24]]
     poison = replace(
@@ -245,6 +249,7 @@ async def test_it_ends_as_an_engine_does(check: contract.Check, engines: list[Th
             await until_idle(host)
 
 
+@pytest.mark.sampled
 async def test_what_still_runs_when_a_drain_is_over_fails(engines: list[ThreadEngine]) -> None:
     """Also what has lost its replica, and waits for another."""
     long = replace(ASK, max_tokens=400, sampling=Sampling(ignore_eos=True))

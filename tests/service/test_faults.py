@@ -82,6 +82,7 @@ async def _stays_and_says_why(http: httpx.AsyncClient) -> None:
     assert (again.status_code, again.json()["error"]["code"]) == (503, "device_failed")
 
 
+@pytest.mark.sampled(keep=2)
 async def test_sigterm_with_running_and_waiting_requests(tmp_path: Path) -> None:
     """Everything admitted is finished with the text it would have had, and nothing new is taken."""
     with forked(tmp_path / "log", (*ARGUMENTS, "-np", "8")) as server:

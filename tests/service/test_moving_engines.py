@@ -22,6 +22,9 @@ from tests.service.replicas import House, Run
 from tests.service.test_emitted import CASES, TARGET
 from tests.service.told import Told, events_of, told
 
+ABOUT = ("server/cluster/*.py",)
+pytestmark = pytest.mark.sampled
+
 N_REQUESTS, N_STREAMS, MOST_MOVES = 240, 24, 12
 N_SAMPLE = 32  # two of each kind
 POISON = "rm -rf /"

@@ -22,6 +22,8 @@ from slipstream.engine.service.start.launch import launch
 from slipstream.engine.settings import Settings
 from tests.process import DEMO, ROOT, SERVER, forked
 
+ABOUT = ("engine/service/start/*.py", "engine/service/run/rank_processes.py", "engine/device_loss.py")
+
 TWO = (*DEMO, "-tp", "2", "--threads", "2")
 LOST_S = 10.0  # the longest that a lost rank may go unnoticed
 CODE = "def add(left, right):\n    return left + right\n"
@@ -68,6 +70,7 @@ def test_text_is_the_same_with_drafts_and_a_lost_rank_ends_the_server(tmp_path: 
         assert server.stop() == 0
 
 
+@pytest.mark.sampled
 def test_an_idle_server_notices_too(tmp_path: Path) -> None:
     # `--exact` starts where sums do not depend on their size.
     with forked(tmp_path / "log", (*TWO, "--exit-on-device-error", "--exact")) as server:
@@ -78,6 +81,7 @@ def test_an_idle_server_notices_too(tmp_path: Path) -> None:
         assert "rank 1 of --tensor-parallel-size has ended with status -9" in server.log.read_text()
 
 
+@pytest.mark.sampled
 def test_its_ranks_end_with_a_server_and_leave_no_folder(tmp_path: Path) -> None:
     with forked(tmp_path / "log", TWO, environ={"TMPDIR": str(tmp_path)}) as server:
         (rank,) = ranks_of(server.process.pid)
@@ -92,6 +96,7 @@ def test_its_ranks_end_with_a_server_and_leave_no_folder(tmp_path: Path) -> None
         assert not [*tmp_path.glob("slipstream-ranks-*")]
 
 
+@pytest.mark.sampled
 async def test_sums_that_depend_on_their_size_are_told_or_refused(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -118,6 +118,7 @@ def test_a_start_and_ctrl_c() -> None:
         assert "Traceback" not in one.text
 
 
+@pytest.mark.sampled
 def test_ctrl_c_twice_ends_at_once() -> None:
     with terminal(*DEMO, "--port", "0", "--shutdown-timeout", "100") as one:
         found = re.search(r"http://127\.0\.0\.1:\d+", one.until("to stop"))
@@ -195,6 +196,36 @@ def test_a_gguf_file_that_is_damaged_is_named(tmp_path: Path) -> None:
 OWN_SERVER = ("chat", "-m", "demo/target", "--no-exact")
 
 
+@pytest.mark.sampled
+def test_a_conversation_brings_its_own_server() -> None:
+    """`slipstream chat -m` starts a server, talks to it and ends it."""
+    command = [
+        sys.executable,
+        "-m",
+        "slipstream.server",
+        "chat",
+        "-m",
+        str(ROOT / "demo" / "target"),
+        "--max-tokens",
+        "8",
+    ]
+    found = subprocess.run(
+        [*command, "--temp", "0", "--api-key", "k", "--api-prefix", "/llm"],
+        input="Continue this code:\\\ndef add(a, b):\n",
+        capture_output=True,
+        text=True,
+    )
+    assert (found.returncode, found.stderr) == (0, "")
+    # Whether anything was drafted, which the line may go on to say, depends on the machine.
+    assert re.search(r"^\d+ tokens · [\d.]+ tokens/s", found.stdout, re.MULTILINE)
+    assert "return" in found.stdout
+    missing = subprocess.run([*command[:4], "-m", "./no/such"], input="", capture_output=True, text=True)
+    assert missing.returncode == 1
+    assert "./no/such: no such folder" in missing.stderr
+    assert "the server could not load the model (exit status 3)" in missing.stderr
+
+
+@pytest.mark.sampled
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a killed process cannot end another")
 def test_a_chat_that_is_killed_leaves_no_server() -> None:
     with terminal(*OWN_SERVER) as one:
@@ -203,6 +234,7 @@ def test_a_chat_that_is_killed_leaves_no_server() -> None:
         one.is_left()
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(sys.platform != "linux", reason="the server is found under /proc")
 def test_a_chat_whose_own_server_is_gone_ends() -> None:
     with terminal(*OWN_SERVER) as one:

@@ -52,6 +52,7 @@ def of(written: Callable[..., str]) -> Callable[..., Forecast]:
     return get
 
 
+@pytest.mark.sampled(keep=6)
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters_are_those_of_the_published_files(
     of: Callable[..., Forecast], written: Callable[..., str], name: str
@@ -123,6 +124,7 @@ def test_gpt_oss(of: Callable[..., Forecast], name: str, billions: float) -> Non
     assert told.taken.windows > 0
 
 
+@pytest.mark.sampled(keep=6)
 def test_mimo_v2_flash(of: Callable[..., Forecast]) -> None:
     """309 billion parameters, as its makers count them; value heads are narrower than key heads."""
     told, narrow = (of("MiMo-V2-Flash", kv_cache_dtype=kind) for kind in ("auto", "fp8"))
@@ -133,6 +135,7 @@ def test_mimo_v2_flash(of: Callable[..., Forecast]) -> None:
     assert told.taken.windows == 2 * narrow.taken.windows > 0
 
 
+@pytest.mark.sampled(keep=6)
 @pytest.mark.parametrize(
     ("name", "token_kib", "state_mib", "conv_mb"),
     [

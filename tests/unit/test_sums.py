@@ -22,6 +22,7 @@ def told(n: int, dtype: torch.dtype, kind: Callable[[int, int, object], Ranks] =
     return together(n, lambda ranks: sums.problem(kind(ranks.rank, ranks.n, ranks.group)))
 
 
+@pytest.mark.sampled(keep=4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_sums_that_serve_prove_themselves(n: int, dtype: torch.dtype) -> None:
@@ -63,6 +64,7 @@ class Narrow(Ranks):
         return total
 
 
+@pytest.mark.sampled(keep=4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", [AllReduce, OrderBySize])
 def test_sums_in_an_order_that_depends_on_their_size_do_not(dtype: torch.dtype, kind: type[Ranks]) -> None:
@@ -70,6 +72,7 @@ def test_sums_in_an_order_that_depends_on_their_size_do_not(dtype: torch.dtype, 
     assert all(one is not None for one in said), said
 
 
+@pytest.mark.sampled(keep=4)
 def test_what_is_wrong_is_said() -> None:
     assert (
         told(3, torch.bfloat16, Narrow)
