@@ -103,7 +103,7 @@ def cut_off(url: str) -> None:
         httpx.post(f"{url}/v1/chat/completions", json=chat())
 
 
-@pytest.mark.sampled(keep=1)
+@pytest.mark.sampled(keep=2)
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_a_signal_drains(name: str, process: Start) -> None:
     with process("-m", "fake") as server:
