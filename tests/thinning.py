@@ -1,8 +1,10 @@
-"""Which cases `make test` leaves out: of all functions of a file that are marked `sampled`, all but a few cases.
+"""Which cases `make test` leaves out: of tests marked `sampled`, all but a few cases.
 
-That many are kept as the largest `keep` of the file's marks says, spread over functions and the values of parameters.
-Where a file has changed and there is no time for all of it, each function keeps as many as its own mark says; one, if
-that says `together` (where sources alone decide: kernels in the emulator and in Triton's interpreter).
+Of a file's marked functions each keeps one, of different values of their parameters, so that each of a file's models,
+say, is kept by some function; and of all together no fewer are kept than the largest `keep` of the marks says. Of those
+marked `together` no more: where sources alone decide (kernels in the emulator and in Triton's interpreter), so that the
+run after their last change has said what there is to say. Where a file has changed and there is no time for all of it,
+each function keeps as many as its own mark says; one, if that says `together`.
 
 A marked test of one long course asks the fixture `is_whole` whether all cases of its file run, and is shorter if not.
 
@@ -137,14 +139,15 @@ def thinned(
     for item in items:
         mark = item.get_closest_marker("sampled")
         if mark is not None and (path := path_of(item)) not in choice.whole:
-            is_postponed = path in choice.postponed
-            key = path, _function(item) if is_postponed else ""
+            is_postponed, is_together = path in choice.postponed, mark.kwargs.get("together", False)
+            key = path, _function(item) if is_postponed else "together" if is_together else ""
             cases.setdefault(key, []).append(item)
-            is_one = is_postponed and mark.kwargs.get("together", False)
-            keep[key] = max(keep.get(key, 0), KEEP if is_one else mark.kwargs.get("keep", KEEP))
+            least = KEEP if is_postponed and is_together else mark.kwargs.get("keep", KEEP)
+            keep[key] = max(keep.get(key, 0), least)
     left: set[pytest.Item] = set()
     for key, several in cases.items():
-        kept = spread([_parameters(item) for item in several], keep[key])
+        n_kept = keep[key] if key[1] else max(keep[key], len({_function(item) for item in several}))
+        kept = spread([_values(item) for item in several], n_kept)
         left |= {item for i, item in enumerate(several) if i not in kept}
     return [one for one in items if one not in left], [one for one in items if one in left]
 
@@ -153,29 +156,36 @@ def _function(item: pytest.Item) -> str:
     return str(getattr(item, "originalname", item.name))
 
 
-def _parameters(item: pytest.Item) -> frozenset[tuple[object, str]]:
-    """The function, and the parts of a case's id, each with its place: the same in every process.
+def _values(item: pytest.Item) -> tuple[str, frozenset[tuple[int, str]]]:
+    """The function, and the parts of a case's id, each with its place: values as far as ids tell.
 
-    Parts are values as far as ids tell. Two functions share them, so that each of a file's models, say, is kept once.
+    They are the same in every process. Functions share them.
     """
     call = getattr(item, "callspec", None)
-    parts = [] if call is None else call.id.split("-")
-    return frozenset({("", _function(item)), *enumerate(parts)})
+    return _function(item), frozenset(enumerate([] if call is None else call.id.split("-")))
 
 
-def spread(cases: Sequence[Collection[object]], keep: int) -> set[int]:
-    """Places of the cases to keep: first the first, then whichever has most values that no kept one has.
+def spread(cases: Sequence[tuple[str, Collection[object]]], keep: int) -> set[int]:
+    """Places of the cases to keep, each a function and its values: first the first, then one of each other function.
 
-    Among equals the one farthest from those kept, the earlier of two.
+    Of these whichever has most values that no kept one has; among equals the one farthest from those kept, the earlier
+    of two.
     """
     kept: set[int] = set()
     seen: set[object] = set()
+    functions: set[str] = set()
     while len(kept) < min(keep, len(cases)):
         left = [i for i in range(len(cases)) if i not in kept]
         best = max(
             left,
-            key=lambda i: (len(set(cases[i]) - seen), min((abs(i - j) for j in kept), default=0), -i),
+            key=lambda i: (
+                cases[i][0] not in functions,
+                len(set(cases[i][1]) - seen),
+                min((abs(i - j) for j in kept), default=0),
+                -i,
+            ),
         )
         kept.add(best)
-        seen |= set(cases[best])
+        functions.add(cases[best][0])
+        seen |= set(cases[best][1])
     return kept

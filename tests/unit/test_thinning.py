@@ -32,7 +32,7 @@ def thinned(items: list[Case], choice: Choice = thinning.UNCHANGED) -> tuple[lis
 
 
 @pytest.mark.parametrize(
-    ("n", "keep", "kept"), [(1, 2, "0"), (2, 2, "01"), (9, 2, "08"), (9, 3, "048"), (5, 1, "0"), (3, 0, "")]
+    ("n", "keep", "kept"), [(1, 2, "0"), (2, 2, "01"), (9, 2, "08"), (9, 3, "048"), (5, 1, "0")]
 )
 def test_cases_are_spread_from_the_first_to_the_last(n: int, keep: int, kept: str) -> None:
     items = [Case("a.py", "test_f", str(i), keep=keep) for i in range(n)]
@@ -48,7 +48,7 @@ def test_the_cases_kept_have_every_value_of_every_parameter() -> None:
 
 
 def test_one_of_each_value_comes_before_distance() -> None:
-    assert spread([{"a", "1"}, {"a", "2"}, {"a", "1"}, {"a", "1"}], 2) == {0, 1}
+    assert spread([("f", one) for one in ("a1", "a2", "a1", "a1")], 2) == {0, 1}
 
 
 def test_others_stay_and_so_do_those_of_files_that_run_whole() -> None:
@@ -61,24 +61,34 @@ def test_others_stay_and_so_do_those_of_files_that_run_whole() -> None:
     assert [one.nodeid for one in left] == [f"a.py::test_f[{i}]" for i in (1, 2, 3, 4)]
 
 
-@pytest.mark.parametrize("more", [{}, {"together": True}])
-def test_the_functions_of_a_file_are_sampled_together(more: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("more", "kept"),
+    [
+        ({}, ["test_f[0-x]", "test_f[2-x]", "test_g[3-x]"]),
+        ({"together": True}, ["test_f[0-x]", "test_g[3-x]"]),
+    ],
+)
+def test_a_file_s_functions_are_sampled_together(more: dict[str, int], kept: list[str]) -> None:
     """And each by itself where the file has changed since every case ran, and there was no time."""
-    keep = {"test_f": 3, "test_g": 1}
+    keep = {"test_f": 2 if more else 3, "test_g": 1}
     items = [Case("a.py", f, f"{i}-x", keep=n, **more) for f, n in keep.items() for i in range(4)]
     other = Case("b.py", "test_f", "0-x")
     found, _ = thinned([*items, other])
-    assert [one.nodeid for one in found] == [
-        *("a.py::test_f[0-x]", "a.py::test_f[2-x]", "a.py::test_g[3-x]"),
-        "b.py::test_f[0-x]",
-    ]
+    assert [one.nodeid for one in found] == [*(f"a.py::{one}" for one in kept), "b.py::test_f[0-x]"]
     found, _ = thinned(items, Choice((), ("a.py",)))
     assert [one.originalname for one in found] == [*["test_f"] * (1 if more else 3), "test_g"]
     assert thinned(items, Choice(("a.py",), ())) == (items, [])
 
 
+@pytest.mark.parametrize("is_together", [False, True])
+def test_every_function_is_kept_unless_they_are_one(*, is_together: bool) -> None:
+    items = [Case("a.py", f"test_{f}", "x", keep=2, together=is_together) for f in "abcde"]
+    found, _ = thinned(items)
+    assert len(found) == (2 if is_together else 5)
+
+
 def test_each_model_of_a_file_is_kept_once_by_some_function() -> None:
-    items = [Case("a.py", f, name, keep=3) for f in ("test_f", "test_g", "test_h") for name in "xyz"]
+    items = [Case("a.py", f, name) for f in ("test_f", "test_g", "test_h") for name in "xyz"]
     found, _ = thinned(items)
     assert {one.name for one in found} == {*"xyz"}
     assert {one.originalname for one in found} == {"test_f", "test_g", "test_h"}
