@@ -296,6 +296,17 @@ def test_what_feeding_costs_is_not_doubted_because_a_small_call_would_be() -> No
     assert costs.draft_s("net", 2, 400) == pytest.approx(4.3e-3, rel=0.2)
 
 
+def test_passes_that_become_slow_and_fast_put_no_drafter_in_doubt() -> None:
+    """On cores that others want each change had a network thought cheap, and so asked, though it is always wrong."""
+    costs = measured().costs
+    for _ in range(20):
+        costs.drafted("net", 2, 5 * true_s(1))
+    for times in (10, 1) * 5:
+        for _ in range(4):
+            costs.passed(1, times * true_s(1))
+    assert costs.draft_s("net", 2) > 4 * costs.at(1)
+
+
 def test_a_network_that_seemed_dear_once_is_asked_again() -> None:
     lengths = measured()
     lengths.costs.drafted("net", 4, 5.0)

@@ -318,7 +318,7 @@ def test_the_dynamic_table_stops_growing_and_says_so_once(
         for first in range(0, 600, 50):
             drafter.end(began(drafter, known + list(range(first, first + 50))))
     assert [record.message for record in caplog.records] == [
-        "dynamic n-grams are full, new ones are left out path=unused most=300"
+        f"dynamic n-grams are full, new ones are left out path={Path('unused').resolve()} most=300"
     ]
     _, table, sizes = drafter._dynamic.table
     assert sizes[0] <= len(table) == 300
@@ -334,6 +334,20 @@ def test_counts_are_for_their_owner_alone_and_parts_are_removed(tmp_path: Path) 
     os.mkfifo(path)
     with pytest.raises(LoadError, match="not a regular file"):
         NgramCache(1, None, path, VOCAB)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_a_link_points_to_is_written(tmp_path: Path, *, is_there: bool) -> None:
+    (tmp_path / "volume").mkdir()
+    kept, link = tmp_path / "volume" / "counts", tmp_path / "counts"
+    if is_there:
+        NgramCache(1, None, kept, VOCAB).save()
+    link.symlink_to(kept)
+    drafter = NgramCache(1, None, link, VOCAB)
+    drafter.end(began(drafter, [1, 2, 3]))
+    drafter.close()
+    assert link.is_symlink()
+    assert kept.stat().st_size > 0
 
 
 def test_what_cannot_be_saved_is_logged_when_closing(

@@ -53,7 +53,7 @@ class NgramCache(TextDrafter):
         self._context: list[NgramCounts | None] = [None] * n_slots
         self._n_learnt = [0] * n_slots
         self._static = NgramCounts() if static is None else _bigrams(static, vocab_size)
-        self._path = None if dynamic is None else Path(dynamic)
+        self._path = None if dynamic is None else Path(dynamic).resolve()  # a link stays a link
         # Room for all it may ever hold: growing would stop all requests for as long as a pass or two takes.
         self._dynamic = NgramCounts(0 if dynamic is None else MOST_ROWS, MOST_ROWS)
         self._is_full = False
