@@ -141,6 +141,7 @@ class Pressed:
         if name == "uvicorn":
             signal.raise_signal(signal.SIGINT)
 sys.meta_path.insert(0, Pressed())
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever started these tests may have it ignored
 from slipstream.server.__main__ import main
 main()
 """
