@@ -3,8 +3,8 @@
 Of a file's marked functions each keeps one, of different values of their parameters, so that each of a file's models,
 say, is kept by some function; and of all together no fewer are kept than the largest `keep` of the marks says. Of those
 marked `together` no more: where sources alone decide (kernels in the emulator and in Triton's interpreter), so that the
-run after their last change has said what there is to say. Where a file has changed and there is no time for all of it,
-each function keeps as many as its own mark says; one, if that says `together`.
+run after their last change has said what there is to say, or where each starts servers of its own. Where a file has changed and there is no time for all of it,
+each function keeps as many as its own mark says; one, if that says `together`. `keep=0`: no sample has it.
 
 A marked test of one long course asks the fixture `is_whole` whether all cases of its file run, and is shorter if not.
 
@@ -140,9 +140,10 @@ def thinned(
         mark = item.get_closest_marker("sampled")
         if mark is not None and (path := path_of(item)) not in choice.whole:
             is_postponed, is_together = path in choice.postponed, mark.kwargs.get("together", False)
-            key = path, _function(item) if is_postponed else "together" if is_together else ""
-            cases.setdefault(key, []).append(item)
             least = KEEP if is_postponed and is_together else mark.kwargs.get("keep", KEEP)
+            is_alone = is_postponed or not least
+            key = path, _function(item) if is_alone else "together" if is_together else ""
+            cases.setdefault(key, []).append(item)
             keep[key] = max(keep.get(key, 0), least)
     left: set[pytest.Item] = set()
     for key, several in cases.items():

@@ -70,7 +70,7 @@ def test_text_is_the_same_with_drafts_and_a_lost_rank_ends_the_server(tmp_path: 
         assert server.stop() == 0
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(together=True)
 def test_an_idle_server_notices_too(tmp_path: Path) -> None:
     # `--exact` starts where sums do not depend on their size.
     with forked(tmp_path / "log", (*TWO, "--exit-on-device-error", "--exact")) as server:
@@ -81,7 +81,7 @@ def test_an_idle_server_notices_too(tmp_path: Path) -> None:
         assert "rank 1 of --tensor-parallel-size has ended with status -9" in server.log.read_text()
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(together=True)
 def test_its_ranks_end_with_a_server_and_leave_no_folder(tmp_path: Path) -> None:
     with forked(tmp_path / "log", TWO, environ={"TMPDIR": str(tmp_path)}) as server:
         (rank,) = ranks_of(server.process.pid)

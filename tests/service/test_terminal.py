@@ -197,7 +197,7 @@ def test_a_gguf_file_that_is_damaged_is_named(tmp_path: Path) -> None:
 OWN_SERVER = ("chat", "-m", "demo/target", "--no-exact")
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(together=True)
 def test_a_conversation_brings_its_own_server() -> None:
     """`slipstream chat -m` starts a server, talks to it and ends it."""
     command = [
@@ -226,7 +226,7 @@ def test_a_conversation_brings_its_own_server() -> None:
     assert "the server could not load the model (exit status 3)" in missing.stderr
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(together=True)
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a killed process cannot end another")
 def test_a_chat_that_is_killed_leaves_no_server() -> None:
     with terminal(*OWN_SERVER) as one:
@@ -235,7 +235,7 @@ def test_a_chat_that_is_killed_leaves_no_server() -> None:
         one.is_left()
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(together=True)
 @pytest.mark.skipif(sys.platform != "linux", reason="the server is found under /proc")
 def test_a_chat_whose_own_server_is_gone_ends() -> None:
     with terminal(*OWN_SERVER) as one:

@@ -32,7 +32,7 @@ def thinned(items: list[Case], choice: Choice = thinning.UNCHANGED) -> tuple[lis
 
 
 @pytest.mark.parametrize(
-    ("n", "keep", "kept"), [(1, 2, "0"), (2, 2, "01"), (9, 2, "08"), (9, 3, "048"), (5, 1, "0")]
+    ("n", "keep", "kept"), [(1, 2, "0"), (2, 2, "01"), (9, 2, "08"), (9, 3, "048"), (5, 1, "0"), (3, 0, "")]
 )
 def test_cases_are_spread_from_the_first_to_the_last(n: int, keep: int, kept: str) -> None:
     items = [Case("a.py", "test_f", str(i), keep=keep) for i in range(n)]
