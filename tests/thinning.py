@@ -3,8 +3,9 @@
 Of a file's marked functions each keeps one, of different values of their parameters, so that each of a file's models,
 say, is kept by some function; and of all together no fewer are kept than the largest `keep` of the marks says. Of those
 marked `together` no more: where sources alone decide (kernels in the emulator and in Triton's interpreter), so that the
-run after their last change has said what there is to say, or where each starts servers of its own. Where a file has changed and there is no time for all of it,
-each function keeps as many as its own mark says; one, if that says `together`. `keep=0`: no sample has it.
+run after their last change has said what there is to say, or where each starts servers of its own. Where a file has
+changed and there is no time for all of it, each function keeps as many as its own mark says; one, if that says
+`together`. `keep=0`: no sample has it.
 
 A marked test of one long course asks the fixture `is_whole` whether all cases of its file run, and is shorter if not.
 
