@@ -69,7 +69,9 @@ def test_the_planner_says_why_where_steps_do_not(page: Any) -> None:
         page.click("#new")
         ask(page, "hello")
         opened_figures(page)
-        expect(page.locator(".pay")).to_contain_text("Nothing drafted: the request, or --draft-max 0, asks for plain decoding.")
+        expect(page.locator(".pay")).to_contain_text(
+            "Nothing drafted: the request, or --draft-max 0, asks for plain decoding."
+        )
 
 
 def test_the_plain_run_is_the_same_request_without_drafts(page: Any) -> None:
