@@ -21,7 +21,7 @@ from slipstream.server.http.app import create_app
 from slipstream.server.http.gate import Gate
 from slipstream.server.http.web_page import FILES
 from slipstream.server.openai.absent import ABSENT
-from slipstream.server.openai.refuse import IGNORED, REFUSED
+from slipstream.server.openai.refuse import IGNORED, REFUSED, described
 
 Schema = Mapping[str, Any]
 JSON = "application/json"
@@ -63,8 +63,8 @@ def page() -> str:
         "Absent, answered 404 by name: " + "; ".join(_absent()) + ".\n",
         "## Fields\n",
         *(_fields(name, schemas[name]) for name in bodies),
-        "## Refused fields\n\nA 400 `unsupported_value`, unless the value asks for nothing.\n\n"
-        + _table(("Reason", "Fields"), _refused()),
+        "## Refused fields\n\nA 400 `unsupported_value`, unless the value asks for nothing or the request's table above"
+        " has the field.\n\n" + _table(("Reason", "Fields"), _refused()),
         "Accepted, without influence: " + ", ".join(f"`{name}`" for name in sorted(IGNORED)) + ".\n",
         "## Replies\n\nFields marked ? may be absent.\n",
         *(_fields(name, schemas[name], reply=True) for name in replies if name not in bodies),
@@ -135,11 +135,12 @@ def _reached(parts: list[Any], schemas: Mapping[str, Schema]) -> list[str]:
 
 def _fields(model: str, schema: Schema, *, reply: bool = False) -> str:
     required = schema.get("required", ())
+    listed = described()  # once, for all requests that do not have these fields themselves
     present, absent = ("", "?") if reply else (" *required*", "")
     rows = [
         (f"`{name}`{present if name in required else absent}", _kind(one), one.get("description", ""))
         for name, one in schema.get("properties", {}).items()
-        if not (name in REFUSED or name in IGNORED or name.startswith("speculative."))
+        if one != listed.get(name) and not name.startswith("speculative.")
     ]
     rows.sort(key=lambda row: "*required*" not in row[0])
     about = schema.get("description", "").replace("\n", " ") + "\n\n"

@@ -87,7 +87,12 @@ class StreamOptions(Wire):
 def _with_fields_of_no_model(schema: dict[str, Any]) -> None:
     """Adds to a model's JSON schema the fields that are read without it: dotted names, refused and ignored fields."""
     dotted = Speculative.model_json_schema()["properties"]
-    schema["properties"] |= refuse.described() | {f"speculative.{name}": one for name, one in dotted.items()}
+    # What a request has itself is not refused.
+    schema["properties"] = (
+        refuse.described()
+        | schema["properties"]
+        | {f"speculative.{name}": one for name, one in dotted.items()}
+    )
 
 
 class Generate(Wire):

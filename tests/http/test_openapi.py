@@ -26,6 +26,7 @@ from slipstream.server.describe.openapi import STATUSES
 from slipstream.server.http import gate
 from slipstream.server.http.app import create_app
 from slipstream.server.http.gate import Gate
+from slipstream.server.native.generation import NativeCompletion
 from slipstream.server.native.wire import Detokenize, EraseSlot, SlotFile, Tokenize
 from slipstream.server.openai import refuse
 from slipstream.server.openai.absent import ABSENT
@@ -351,6 +352,14 @@ def test_what_is_not_told_is_seen() -> None:
         hold_events("/v1/completions", 'data: {"id": 1}\n\ndata: [DONE]\n\n')
     with pytest.raises(AssertionError, match="may not answer 418"):
         hold("/live", 418, b"{}")
+
+
+def test_the_page_has_what_some_requests_alone_are_refused() -> None:
+    """`n_cmpl` and the like are refused in a chat, and llama-server's own completions have them."""
+    for model in (NativeCompletion, Tokenize):
+        table = api_page.page().partition(f"### {model.__name__}\n")[2].partition("\n### ")[0]
+        names = [one for one in model.model_fields if one != "speculative"]
+        assert [one for one in names if f"| `{one}`" not in table] == []
 
 
 def test_the_page_is_fresh() -> None:
