@@ -46,7 +46,7 @@ def run(command: Sequence[str], seconds: float, more: Mapping[str, str] | None =
     )
     late = False
     try:
-        output, _ = process.communicate(timeout=max(1.0, seconds))
+        output, _ = process.communicate(timeout=max(0.1, seconds))
     except subprocess.TimeoutExpired:
         late = True
     finally:

@@ -240,13 +240,13 @@ def test_results_are_written_as_they_come(tmp_path: Path) -> None:
 
 def test_a_command_is_killed_with_what_it_started() -> None:
     """A process that is left behind would keep the pipe open, and this test waiting."""
-    for seconds in (1.0, 30.0):  # the second where a shell does not start within the first
+    for seconds in (0.2, 30.0):  # the second where a shell does not start within the first
         ended = group.run(["bash", "-c", "sleep 1000 & echo started; wait"], seconds)
         assert ended.is_late
         if ended.output:
             break
     assert ended.output == "started\n"
-    left = group.run(["bash", "-c", "sleep 1000 & exit 3"], seconds=1.0)
+    left = group.run(["bash", "-c", "sleep 1000 & exit 3"], seconds=0.2)
     assert left.is_late
     assert not group.run(["true"], seconds=60.0).is_late
 

@@ -90,7 +90,7 @@ async def test_a_server_passes(tmp_path: Path) -> None:
     """All kinds but the one that waits for the server's timeout."""
     kinds = [kind for kind in OPERATIONS if kind != "unread"]
     with forked(tmp_path / "log", arguments(4, str(tmp_path))) as server:
-        course = await soak(server, 2.0, 12, kinds, n_known=2)
+        course = await soak(server, 1.0, 12, kinds, n_known=2)
         found = failures(passed(), course.before, HOUR, await holding(server))
         assert [one.split(":")[0] for one in found[:3]] == ["n_busy", "n_pages_held", "n_files"], found
         assert server.surprises() == []
