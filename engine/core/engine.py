@@ -156,7 +156,8 @@ class Engine:
         self.clock.lap("plan")
         if not works:
             return None
-        if self._read_s:  # networks draft on the device, which does not wait then
+        # Networks draft on the device, which does not wait then.
+        if self._read_s and self.capacity.overlaps:
             self._chain.waited(self.now() - self._read_s - drafting_s)
         return forward.launch(self.target, self._cache, Flight([*works], coming, drafts, started=self.now()))
 

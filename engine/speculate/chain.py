@@ -142,35 +142,47 @@ class Chain:
             self._reasons.note([want.slot for want in wants], "plain_measured")
             self.account.measures_plain = True
             return Drafts(self._explained(wants, {}))
-        read = [want.slot.id for want in wants if self._asking.is_read(want.slot)]
         if tails is not None:
-            behind = self._behind(wants, coming, tails, read)
+            behind = self._behind(wants, coming, tails)
             if behind is None:  # all are asked again once that pass is read
                 self.lengths.allowance.undo()
             return behind
-        self.lengths.overlap.ask(read)
+        if self.lengths.overlap.gap_s:  # else no pass is launched behind another here
+            self.lengths.overlap.ask(self._read_slots(wants))
         offers = self._text_drafts(wants, coming)
         for drafter in self._on_device:
-            offers = self._with_network(drafter, wants, offers, coming)
-        limits = self.lengths.trim([one.survival for one in offers], coming)
-        drafts = zip(wants, offers, limits, strict=True)
-        made = {want.slot.id: _cut(one, limit, want.slot.speculate.n_min) for want, one, limit in drafts}
-        return Drafts(self._explained(wants, made))
+            offers |= self._network_drafts(drafter, wants, offers, coming)
+        return Drafts(self._explained(wants, self._trimmed(wants, offers, coming)))
+
+    def _trimmed(self, wants: Sequence[Want], offers: Mapping[int, Draft], coming: Pass) -> dict[int, Draft]:
+        """As much of each draft as is worth verifying, and at least the request's minimum; or nothing."""
+        drafted = [want for want in wants if want.slot.id in offers]
+        limits = self.lengths.trim([offers[want.slot.id].survival for want in drafted], coming)
+        made: dict[int, Draft] = {}
+        for want, limit in zip(drafted, limits, strict=True):
+            draft, n_min = offers[want.slot.id], want.slot.speculate.n_min
+            n = max(limit, min(n_min, len(draft))) if limit else 0
+            if n >= max(1, n_min):
+                made[want.slot.id] = draft.first(n)
+        return made
+
+    def _read_slots(self, wants: Sequence[Want]) -> list[int]:
+        """The slots whose text any text drafter reads."""
+        return [want.slot.id for want in wants if self._asking.is_read(want.slot)]
 
     def _explained(self, wants: Sequence[Want], drafts: Mapping[int, Draft]) -> dict[int, Draft]:
         """The drafts by slot id, and for requests that ask the reason where there is none."""
         silent = [want.slot for want in wants if want.slot.request.steps and not drafts.get(want.slot.id)]
         return {**drafts, **{slot.id: Draft(why_not=self._reasons.of(slot)) for slot in silent}}
 
-    def _behind(
-        self, wants: Sequence[Want], coming: Pass, tails: Tails, read: Sequence[int]
-    ) -> Drafts | None:
-        """The drafts behind an unread pass, or None. read: the slots whose text any text drafter reads."""
+    def _behind(self, wants: Sequence[Want], coming: Pass, tails: Tails) -> Drafts | None:
+        """The drafts behind an unread pass, or None."""
         n_spared = sum(self._asking.promise(one, wants) for one in self._on_device if one.reads_text)
-        if self.lengths.overlap.reads_first(read, self.lengths.token_s(coming), n_spared):
+        token_s = self.lengths.token_s(coming)
+        if self.lengths.overlap.reads_first(self._read_slots(wants), token_s, n_spared):
             return None
         known = [replace(want, after=()) for want in wants]
-        survivals = [one.survival for one in self._text_drafts(known, coming)]
+        survivals = [one.survival for one in self._text_drafts(known, coming).values()]
         limits = self.lengths.trim(survivals, coming)
         n_offered = sum(float(one[:n].sum()) for one, n in zip(survivals, limits, strict=True))
         return None if n_offered > n_spared else self._unread_drafts(wants, coming, tails)
@@ -179,11 +191,11 @@ class Chain:
         """The drafts of the drafter that promises most and enough, as deep as can be chosen before they are known."""
         promise = partial(self._asking.promise, wants=wants)
         for drafter in sorted(self._on_device, key=promise, reverse=True):
-            asked = self._asking.asked(drafter, dict(enumerate(wants)), [NO_DRAFT] * len(wants), coming)
-            if any(want.slot.speculate.p_min > 0 for want in asked.values()):
+            asked = self._asking.asked(drafter, wants, {}, coming)
+            if any(want.slot.speculate.p_min > 0 for want in asked):
                 return None  # unsure guesses are not to be verified, and only the host cuts a draft
             if asked:
-                drafts = self._launched(drafter, list(asked.values()), tails)
+                drafts = self._launched(drafter, asked, tails)
                 return drafts and replace(drafts, by_slot=self._explained(wants, drafts.by_slot))
         return Drafts(self._explained(wants, {}))
 
@@ -203,73 +215,71 @@ class Chain:
         guesses, token_ids = launched
 
         def read() -> dict[int, Draft]:
+            made: Mapping[int, Draft] = {}
             with self.guard.spared():
                 known = [replace(want, after=()) for want in wants]
                 made = self._offers(drafter, known, guesses.read, "read")
-                return {slot.id: one for slot, one in zip(slots, made, strict=True)}
-            return dict.fromkeys([slot.id for slot in slots], NO_DRAFT)
+            return {slot.id: made.get(slot.id, NO_DRAFT) for slot in slots}
 
         planned = {
             want.slot.id: Draft((UNREAD,) * want.n_max, (drafter.name,) * want.n_max) for want in wants
         }
         return Drafts(planned, token_ids, read, call)
 
-    def _text_drafts(self, wants: Sequence[Want], coming: Pass) -> list[Draft]:
-        """The best continuation for each want, of those text drafters that pay for being asked."""
-        offers, token_s = [NO_DRAFT] * len(wants), self.lengths.token_s(coming)
+    def _text_drafts(self, wants: Sequence[Want], coming: Pass) -> dict[int, Draft]:
+        """By slot id the best continuation, if any, of those text drafters that pay for being asked."""
+        offers: dict[int, Draft] = {}
+        pays, token_s = self.lengths.allowance.pays, self.lengths.token_s(coming)
         for drafter in self._readers:
             call_s = self.lengths.costs.draft_s(drafter.name, 0)
-            served = [
-                i
-                for i, want in enumerate(wants)
-                if self.guard.serves(drafter.name, want.slot)
-                and self.lengths.allowance.pays(want.slot, drafter.name, call_s, token_s)
-            ]
-            if not served:
+            served = self.guard.served(drafter.name, wants)
+            asked = [want for want in served if pays(want.slot, drafter.name, call_s, token_s)]
+            if not asked:
                 continue
-            asked = [wants[i] for i in served]
             started = self.now()
             made = self._offers(drafter, asked, partial(drafter.draft, asked))
-            self.lengths.costs.drafted(drafter.name, 0, (self.now() - started) / len(served))
-            for i, offer in zip(served, made, strict=True):
-                offers[i] = self._better(offers[i], offer, coming)
+            self.lengths.costs.drafted(drafter.name, 0, (self.now() - started) / len(asked))
+            offers |= self._better(offers, made, coming)
         return offers
 
-    def _with_network(
-        self, drafter: DeviceDrafter, wants: Sequence[Want], offers: Sequence[Draft], coming: Pass
-    ) -> list[Draft]:
-        """The drafts after a network has been asked, for slots where it promises more, as deep as it pays."""
-        open_to_it = {i: want for i, want in enumerate(wants) if self._by_value or not offers[i]}
+    def _network_drafts(
+        self, drafter: DeviceDrafter, wants: Sequence[Want], offers: Mapping[int, Draft], coming: Pass
+    ) -> dict[int, Draft]:
+        """By slot id a network's drafts where they are better than those on offer, as deep as it pays."""
+        open_to_it = [want for want in wants if self._by_value or want.slot.id not in offers]
         asked = self._asking.asked(drafter, open_to_it, offers, coming)
         if not asked:
-            return list(offers)
-        wanted = list(asked.values())
-        n_unfed = sum(drafter.n_unfed(want.slot) for want in wanted)
+            return {}
+        n_unfed = sum(drafter.n_unfed(want.slot) for want in asked)
         started = self.now()
-        made = self._offers(drafter, wanted, lambda: _read(drafter.draft(wanted)))
-        deepest = max(len(offer) for offer in made)
-        if deepest:
+        made = self._offers(drafter, asked, lambda: _read(drafter.draft(asked)))
+        if made:
+            deepest = max(map(len, made.values()))
             self.lengths.costs.drafted(drafter.name, deepest, self.now() - started, n_unfed)
-        better = list(offers)
-        for i, offer in self._extended(wants, dict(zip(asked, made, strict=True)), coming).items():
-            better[i] = self._better(offers[i], offer, coming)
-        return better
+        return self._better(offers, self._extended(wants, made, coming), coming)
 
     def _extended(self, wants: Sequence[Want], made: Mapping[int, Draft], coming: Pass) -> dict[int, Draft]:
-        """Networks' drafts, each extended by what a text drafter expects to follow it. Keys index `wants`."""
-        open_ends = {
-            i: Want(wants[i].slot, wants[i].n_max - len(draft), draft.token_ids)
-            for i, draft in made.items()
-            if self._by_value and 0 < len(draft) < wants[i].n_max
-        }
-        more = dict(zip(open_ends, self._text_drafts(list(open_ends.values()), coming), strict=True))
-        return {i: draft.followed_by(more.get(i, NO_DRAFT)) for i, draft in made.items()}
+        """Networks' drafts, each extended by what a text drafter expects to follow it."""
+        open_ends = [
+            Want(want.slot, want.n_max - len(draft), draft.token_ids)
+            for want in wants
+            if self._by_value and (draft := made.get(want.slot.id)) and len(draft) < want.n_max
+        ]
+        more = self._text_drafts(open_ends, coming)
+        return {slot_id: draft.followed_by(more.get(slot_id, NO_DRAFT)) for slot_id, draft in made.items()}
 
-    def _better(self, first: Draft, second: Draft, coming: Pass) -> Draft:
-        if not second or not self._by_value:
-            return first or second
-        price = self.lengths.price(coming)
-        return second if worth(second.survival, price) > worth(first.survival, price) else first
+    def _better(
+        self, offers: Mapping[int, Draft], made: Mapping[int, Draft], coming: Pass
+    ) -> dict[int, Draft]:
+        """Those of the drafts just made that are worth more than what is on offer for their slots."""
+        if not self._by_value:
+            return {slot_id: draft for slot_id, draft in made.items() if slot_id not in offers}
+        price = self.lengths.price(coming) if made else 0.0
+        return {
+            slot_id: draft
+            for slot_id, draft in made.items()
+            if worth(draft.survival, price) > worth(offers.get(slot_id, NO_DRAFT).survival, price)
+        }
 
     def _offers(
         self,
@@ -277,17 +287,21 @@ class Chain:
         wants: Sequence[Want],
         guess: Callable[[], Sequence[Guess]],
         verb: str = "draft",
-    ) -> list[Draft]:
-        """The drafter's guesses as drafts with their survivals. guess: makes or reads them; verb: which of the two."""
+    ) -> dict[int, Draft]:
+        """By slot id the drafter's guesses as drafts with their survivals, where it has any.
 
-        def make() -> list[Draft]:
-            return [self._offer(drafter.name, want, one) for want, one in zip(wants, guess(), strict=True)]
+        guess: makes or reads them; verb: which of the two.
+        """
+
+        def make() -> dict[int, Draft]:
+            guessed = zip(wants, guess(), strict=True)
+            made = {want.slot.id: self._offer(drafter.name, want, one) for want, one in guessed}
+            return {slot_id: draft for slot_id, draft in made.items() if draft}
 
         # Guesses are read inside the guard: those of a wrong shape are a failure of their drafter, not of the engine.
         slots = [want.slot for want in wants]
         self._reasons.note(slots, "no_guess")
-        made = self.guard.run(drafter.name, verb, slots, make)
-        return [NO_DRAFT] * len(wants) if made is None else made
+        return self.guard.run(drafter.name, verb, slots, make) or {}
 
     def _offer(self, name: str, want: Want, guess: Guess) -> Draft:
         token_ids = tuple(guess.token_ids[: want.n_max])
@@ -319,8 +333,7 @@ class Chain:
             self._accept(network, kept)
 
     def _accept(self, drafter: Drafter, kept: Sequence[Kept]) -> None:
-        followed = [one for one in kept if self.guard.serves(drafter.name, one.slot)]
-        if followed:
+        if followed := self.guard.served(drafter.name, kept):
             slots = [one.slot for one in followed]
             self.guard.run(drafter.name, "accept", slots, partial(drafter.accept, followed))
 
@@ -373,9 +386,3 @@ def _read(guesses: Guesses | None) -> list[Guess]:
     """The guesses of a network that was asked while no pass is unread: it never declines then."""
     assert guesses is not None
     return guesses.read()
-
-
-def _cut(draft: Draft, limit: int, n_min: int) -> Draft:
-    """As much of the draft as is worth verifying, and at least the request's minimum; or nothing."""
-    n = max(limit, min(n_min, len(draft))) if limit else 0
-    return draft.first(n) if n >= max(1, n_min) else NO_DRAFT

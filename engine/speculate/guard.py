@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from slipstream.engine.device_loss import Spared, raise_if_lost
 from slipstream.engine.slot import DrafterTally, Slot
@@ -26,6 +26,16 @@ _ALARM_AFTER = 500  # drafted tokens of a network
 _ALARM_BELOW = 0.05  # accepted share of them
 
 T = TypeVar("T")
+
+
+class OfSlot(Protocol):
+    """What concerns a slot: a `Want`, what was `Kept`."""
+
+    @property
+    def slot(self) -> Slot: ...
+
+
+S = TypeVar("S", bound=OfSlot)
 
 
 class Guard:
@@ -64,8 +74,14 @@ class Guard:
         return {name for name in slot.drafters if not self._is_off(name)}
 
     def serves(self, name: str, slot: Slot) -> bool:
-        """Whether the slot uses the drafter's guesses. Each pass asks tens of times."""
+        """Whether the slot uses the drafter's guesses."""
         return name in slot.drafters and not (self._failures and self._is_off(name))
+
+    def served(self, name: str, several: Sequence[S]) -> list[S]:
+        """Those of them whose slots use the drafter's guesses."""
+        if self._failures and self._is_off(name):
+            return []
+        return [one for one in several if name in one.slot.drafters]
 
     def run(self, name: str, verb: str, slots: Sequence[Slot], call: Callable[[], T]) -> T | None:
         """Call a drafter's method `verb`. If it raises, its requests go on without it; the text does not change.

@@ -123,7 +123,7 @@ def test_a_network_asked_seldom_catches_up_behind_an_unread_pass(
         found = asked(self, drafter, *rest)
         if next(turns) % 3:
             return {}
-        n_behind.extend(drafter.n_unfed(one.slot) for one in found.values() if one.after)
+        n_behind.extend(drafter.n_unfed(one.slot) for one in found if one.after)
         return found
 
     monkeypatch.setattr(Asking, "asked", seldom)

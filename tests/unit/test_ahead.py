@@ -291,6 +291,21 @@ def test_a_network_that_needs_the_host_gets_it(expected: dict[str, list[int]], f
     assert sum(flights) < len(flights) / 2
 
 
+def test_a_draft_that_cannot_be_read_is_none(
+    expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(self: Made) -> list[Guess]:
+        raise ValueError("no guesses")
+
+    monkeypatch.setattr(Made, "read", broken)
+    drafter = Knowing(expected)
+    toy = toy_engine(lambda cache: [drafter], overlaps=True)
+    assert play(toy, types=("knowing",))[0] == expected
+    assert drafter.n_ahead > 0
+    assert toy.engine.stats().drafters["knowing"].n_drafted == 0
+    caplog.clear()
+
+
 def test_a_device_that_keeps_other_tokens_than_the_host_changes_nothing(
     expected: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

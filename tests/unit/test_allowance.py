@@ -14,7 +14,7 @@ from slipstream.engine.speculate.chain import Chain
 from slipstream.engine.speculate.decide.cost import WIDTHS
 from slipstream.engine.speculate.decide.trials import Allowance
 from slipstream.engine.speculate.decide.value import Lengths, Pass
-from slipstream.engine.speculate.drafter import NO_DRAFT, Drafter, Guess, Kept, TextDrafter, Want
+from slipstream.engine.speculate.drafter import Drafter, Guess, Kept, TextDrafter, Want
 from slipstream.engine.speculate.text.suffix import Suffix
 from tests.unit.doubles import AsNetwork, drafts_of
 from tests.unit.test_speculate import chain_of
@@ -172,12 +172,10 @@ def test_slots_on_trial_together_pay_for_one_call_and_each_for_what_it_is_fed(
     monkeypatch.setattr(chain._survival, "expected", lambda name, slot, n: np.zeros(n))
     monkeypatch.setattr(network, "n_unfed", lambda slot: (0, 300, 350, 300)[slot.id])
     slots = [toy_slot(f"r{i}", [1, 2], slot_id=i, types=("net",), n_max=8) for i in range(3)]
-    offers = [NO_DRAFT] * 3
-    wants = {i: Want(slot, 8) for i, slot in enumerate(slots)}
-    asked = chain._asking.asked(network, wants, offers, Pass(3, 3))
-    assert {i: want.n_max for i, want in asked.items()} == {0: 2, 1: 2}
-    again = {0: Want(toy_slot("r3", [1, 2], slot_id=3, types=("net",), n_max=8), 8)}
-    assert not chain._asking.asked(network, again, offers, Pass(3, 3)), "0.6 s, were it alone"
+    asked = chain._asking.asked(network, [Want(slot, 8) for slot in slots], {}, Pass(3, 3))
+    assert {want.slot.id: want.n_max for want in asked} == {0: 2, 1: 2}
+    again = [Want(toy_slot("r3", [1, 2], slot_id=3, types=("net",), n_max=8), 8)]
+    assert not chain._asking.asked(network, again, {}, Pass(3, 3)), "0.6 s, were it alone"
 
 
 class Clock:

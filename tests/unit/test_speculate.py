@@ -143,7 +143,7 @@ def test_a_trial_that_is_not_read_first_pays_for_the_rows_that_verify_it(
             chain.lengths.allowance, "pays", lambda slot, name, seconds, token_s: bool(paid.append(seconds))
         )
         chain.lengths.costs.drafted("network", 4, 0.4)
-        assert not chain._asking.asked(network, {0: Want(slot, 4, after)}, [Draft()], Pass(1, 1))
+        assert not chain._asking.asked(network, [Want(slot, 4, after)], {}, Pass(1, 1))
     assert paid[1] - paid[0] == pytest.approx(chain.lengths.costs.at(3) - chain.lengths.costs.at(1))
 
 

@@ -17,7 +17,7 @@ from slipstream.engine.speculate.decide.account import Account
 from slipstream.engine.speculate.decide.reasons import Reasons
 from slipstream.engine.speculate.decide.survival import Survival
 from slipstream.engine.speculate.decide.value import Floats, Lengths, Pass
-from slipstream.engine.speculate.drafter import DeviceDrafter, Draft, Want
+from slipstream.engine.speculate.drafter import NO_DRAFT, DeviceDrafter, Draft, Want
 from slipstream.engine.speculate.guard import Guard
 
 _TRIAL = 2  # tokens asked of a drafter that promises too little
@@ -63,65 +63,66 @@ class Asking:
         return sum(float(self._promised(drafter, want).sum()) for want in wants)
 
     def asked(
-        self, drafter: DeviceDrafter, wants: Mapping[int, Want], offers: Sequence[Draft], coming: Pass
-    ) -> dict[int, Want]:
-        """What to ask a drafter for. wants: by index of `offers`, which are the other drafts of each.
+        self, drafter: DeviceDrafter, wants: Sequence[Want], offers: Mapping[int, Draft], coming: Pass
+    ) -> list[Want]:
+        """What to ask a drafter for. offers: by slot id the other drafts.
 
         Without adaptive lengths there are no trials.
         """
-        served = {i: want for i, want in wants.items() if self._guard.serves(drafter.name, want.slot)}
+        served = self._guard.served(drafter.name, wants)
         able = self._able(drafter, served)
         if not able:
             if served:
                 self._account.consider(drafter.name, ())
-            return {}
-        promised = [self._promised(drafter, want) for want in able.values()]
-        n_unfed = {i: drafter.n_unfed(want.slot) for i, want in able.items()}
-        depth, takes = self._lengths.depth(
-            drafter.name, [offers[i].survival for i in able], promised, [*n_unfed.values()], coming
-        )
+            return []
+        promised = [self._promised(drafter, want) for want in able]
+        n_unfed = [drafter.n_unfed(want.slot) for want in able]
+        free = [offers.get(want.slot.id, NO_DRAFT).survival for want in able]
+        depth, takes = self._lengths.depth(drafter.name, free, promised, n_unfed, coming)
         self._account.consider(drafter.name, takes)
         token_s = self._lengths.token_s(coming)
         # Slots are asked for together: a trial pays for what the call does not do anyway.
         draft_s = partial(self._lengths.costs.draft_s, drafter.name)
         made_s = draft_s(min(depth, _TRIAL)) if any(takes) else 0.0
-        asked: dict[int, Want] = {}
-        for (i, want), taken in zip(able.items(), takes, strict=True):
+        asked: list[Want] = []
+        for want, unfed, known, taken in zip(able, n_unfed, free, takes, strict=True):
             n, n_min = depth, want.slot.speculate.n_min
             if not taken:
                 self._refuse(drafter, (want.slot,))
-                trial_s = draft_s(_TRIAL, n_unfed[i]) - made_s
+                trial_s = draft_s(_TRIAL, unfed) - made_s
                 if want.after:  # unread guesses are all verified
                     trial_s += self._lengths.rows_s(_TRIAL, coming)
                 allowance = self._lengths.allowance
                 if not self._lengths.adaptive:
                     continue
-                n_most, free = min(want.n_max, drafter.longest), offers[i].survival
+                n_most = min(want.n_max, drafter.longest)
                 trial = want.slot, drafter.name, trial_s, token_s
                 # Most cannot be paid for, and that is known in a tenth of the time of the other question.
                 if not (
                     allowance.affords(*trial)
-                    and self._lengths.could_gain(drafter.name, free, n_most, n_unfed[i], coming)
+                    and self._lengths.could_gain(drafter.name, known, n_most, unfed, coming)
                     and allowance.pays(*trial)
                 ):
-                    if not offers[i]:
+                    if not len(known):
                         self._rests[drafter.name, want.slot.id] = self._account.n_passes // _PERIOD
                     continue
                 n, made_s = _TRIAL, draft_s(_TRIAL)
             # A draft worth making is asked for at the request's least length, or it would be thrown away.
             n = min(want.n_max, drafter.longest, max(n, n_min))
             if n >= max(1, n_min):
-                asked[i] = replace(want, n_max=n)
+                asked.append(replace(want, n_max=n))
         return asked
 
-    def _able(self, drafter: DeviceDrafter, served: Mapping[int, Want]) -> dict[int, Want]:
+    def _able(self, drafter: DeviceDrafter, served: Sequence[Want]) -> list[Want]:
         """The wants that it is weighed for: it rests where it promised too little a moment ago."""
         period = self._account.n_passes // _PERIOD
-        able = {
-            i: want for i, want in served.items() if self._rests.get((drafter.name, want.slot.id)) != period
+        rests = {
+            slot_id
+            for (name, slot_id), last in self._rests.items()
+            if name == drafter.name and last == period
         }
-        self._refuse(drafter, [served[i].slot for i in served.keys() - able])
-        return able
+        self._refuse(drafter, [want.slot for want in served if want.slot.id in rests])
+        return [want for want in served if want.slot.id not in rests]
 
     def _refuse(self, drafter: DeviceDrafter, slots: Sequence[Slot]) -> None:
         """Note for these slots that a network promises too little."""

@@ -306,7 +306,7 @@ class Costs:
         pace = exp(self._pace.now())
         n_positions, n_fed = max(n_positions, cost.last[0]), max(n_fed, cost.last[1])
         known = scaled(cost.recent, pace), scaled(cost.usual, pace), scaled(ASSUMED, self.at(1))
-        recent, usual, free = (call + n_positions * position + n_fed * row for call, position, row in known)
+        recent, usual, free = [call + n_positions * position + n_fed * row for call, position, row in known]
         return known[_chosen((recent, usual, free), self._work_s - cost.at, cost.n_measured)]
 
     def widths(self) -> list[WidthCost]:

@@ -55,7 +55,8 @@ class DraftModel(DeviceDrafter):
 
     def accept(self, kept: Sequence[Kept]) -> None:
         for one in kept:
-            self._advance(one.slot)
+            if one.slot.id in self._fed:
+                self._advance(one.slot)
 
     def n_unfed(self, slot: Slot) -> int:
         return max(0, len(slot.tokens) - max(self._length(slot), self._restart(slot)))
@@ -192,7 +193,7 @@ class DraftModel(DeviceDrafter):
         The last token stays to be fed: its row gives the next guess.
         """
         length = self._length(slot)
-        for token_id in self._fed.pop(slot.id, []):
+        for token_id in self._fed.pop(slot.id):
             if length >= len(slot.tokens) - 1 or slot.tokens[length] != token_id:
                 break
             length += 1
