@@ -117,6 +117,7 @@ class Request:
     speculate: Speculate = Speculate()
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()  # they end the reply like the model's own end tokens
+    include_stop: bool = False  # the stop string or end token that ends the reply is part of its text
     max_tokens: int | None = None  # None: until the end token or the context's end
     min_tokens: int = 0  # no end token, stop token or stop string ends the reply before
     logprobs: int | None = None  # alternatives per token, 0 … MOST_LOGPROBS; None: no log-probabilities
@@ -346,11 +347,9 @@ class AsyncEngine(Protocol):
 
     async def submit(self, request: Request) -> EventStream:
         """Check and admit a request. Raises `RequestError`, `Overloaded` or `EngineStopped` before any event."""
-        ...
 
     async def prompt_ids(self, prompt: Prompt) -> list[int]:
         """The token ids of a prompt, as `submit` would make them. Raises `RequestError`."""
-        ...
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]: ...
 
@@ -362,13 +361,11 @@ class AsyncEngine(Protocol):
 
     async def render(self, chat: Chat) -> str:
         """The chat as the model's template writes it. Raises `InvalidRequest` if the template refuses."""
-        ...
 
     def stats(self) -> EngineStats: ...
 
     async def speculation(self) -> Drafting:
         """Worked out when it is asked for, between two steps. Raises `EngineStopped`."""
-        ...
 
     async def save_slot(self, slot_id: int, filename: str, tenant: str) -> SlotFile:
         """Write what is cached of a slot's last or running sequence to a file; n_tokens: of whole pages.
@@ -376,7 +373,6 @@ class AsyncEngine(Protocol):
         Another tenant's sequences and files are treated as absent. Raises `InvalidRequest` for an impossible slot or
         file name, and if there is nothing to save; `Unsupported` if no folder is set (`--slot-save-path`).
         """
-        ...
 
     async def restore_slot(self, slot_id: int, filename: str, tenant: str) -> SlotFile:
         """Put a file's sequence back into the cache, as the last sequence of an idle slot.
@@ -384,17 +380,14 @@ class AsyncEngine(Protocol):
         n_tokens: tokens that the next request beginning with them need not compute; fewer than the file holds if the
         cache lacks room. Raises like `save_slot`, `InvalidRequest` for a busy slot, and `SlotFileRefused`.
         """
-        ...
 
     async def erase_slot(self, slot_id: int, tenant: str) -> int:
         """Forget an idle slot's last sequence and what is cached of it alone; returns the number of those tokens.
 
         Raises `InvalidRequest` for a slot that is busy or not there.
         """
-        ...
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests (`EngineStopped`), let running and queued requests finish, fail what is left."""
-        ...
 
     async def close(self) -> None: ...

@@ -44,7 +44,8 @@ def keep(
         token_ids.append(token_id)
         ends = token_id in eos_ids or token_id in slot.request.stop_token_ids
         may_stop = slot.n_decoded > slot.request.min_tokens
-        pieces.append("" if ends else slot.text.push(token_id, may_stop=may_stop))
+        is_text = not ends or slot.request.include_stop
+        pieces.append(slot.text.push(token_id, may_stop=may_stop) if is_text else "")
         if slot.n_decoded <= slot.n_emitted:
             slot.text.begun()  # of these the client has the log-probabilities
         ending = Ending.END_TOKEN if ends else _ending(slot)
@@ -54,7 +55,8 @@ def keep(
         slot.stats.first_token_s = slot.stats.first_token_s or now_s
         slot.stats.last_token_s = now_s
     if ending not in (None, Ending.BROKEN) and pieces:
-        pieces[-1] += slot.text.flush(n_left_out=int(ending is Ending.END_TOKEN))
+        is_left_out = ending is Ending.END_TOKEN and not slot.request.include_stop
+        pieces[-1] += slot.text.flush(n_left_out=int(is_left_out))
     n = len(token_ids)
     sources = tuple(draft.sources[i] if i < verdict.n_accepted else None for i in range(n))
     told = _told(slot, verdict.logprobs[:n])

@@ -35,11 +35,16 @@ class TextStream:
         *,
         skip_special: bool = True,
         with_places: bool = False,
+        includes_stop: bool = False,
     ) -> None:
-        """skip_special: leave control tokens out of the text; with_places: note where each token begins in it."""
+        """skip_special: leave control tokens out of the text; with_places: note where each token begins in it.
+
+        includes_stop: the stop string that ends the text is its end, and not left out.
+        """
         self.stopped: str | None = None  # the stop string that ended the text
         self._tokenizer = tokenizer
         self._stop = tuple(one for one in stop if one)
+        self._includes_stop = includes_stop
         self._held = ""  # decoded text that is a proper prefix of a stop string
         self._shown: list[int] = []  # the tokens whose text was decoded last
         self._pending: list[int] = []  # tokens after them without text so far
@@ -61,6 +66,7 @@ class TextStream:
             self._stop,
             skip_special=self._skips,
             with_places=self._places is not None,
+            includes_stop=self._includes_stop,
         )
         for i, token_id in enumerate(token_ids):
             stream.push(token_id, may_stop=i >= n_min)
@@ -192,7 +198,7 @@ class TextStream:
         if found:
             start, self.stopped = min(found)
             self._held = ""
-            return text[:start]
+            return text[: start + len(self.stopped) if self._includes_stop else start]
         n_held = max(n_open(text, one) for one in self._stop)
         cut = len(text) - n_held
         self._held = text[cut:]

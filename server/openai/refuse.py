@@ -53,7 +53,6 @@ _GROUPS: tuple[tuple[str, Mapping[str, tuple[Any, ...]]], ...] = (
             "verbose": (False,),
             "n_indent": (0,),
             "t_max_predict_ms": (-1, 0),
-            "include_stop_str_in_output": (False,),
             "bad_words": ([],),
             "allowed_token_ids": (),
             "stop_regex": ("", []),

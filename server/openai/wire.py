@@ -153,6 +153,9 @@ class Generate(Wire):
     )
     ignore_eos: bool | None = optional("go on after end tokens")
     stop: readers.Stops = optional("strings that end the reply; they are not part of it")
+    include_stop_str_in_output: bool | None = optional(
+        "the stop string that ends the reply is part of it, and so is an end token that is no control token"
+    )
     speculative: Speculative | None = optional("narrows for this request what the server has loaded")
     prediction: Prediction | None = optional(
         "text the reply is expected to resemble: what comes true of it is faster, the text stays the same"

@@ -21,18 +21,19 @@ BODIES: dict[str, dict[str, Any]] = {CHAT: chat(), TEXT: {"prompt": "a b"}}
 @pytest.mark.parametrize("path", BODIES)
 def test_when_a_reply_ends(server: Served, path: str) -> None:
     fields = {"min_tokens": 4, "max_tokens": 9, "stop_token_ids": [7, 8], "ignore_eos": True}
+    fields["include_stop_str_in_output"] = True
     assert server.post(path, {**BODIES[path], **fields}).status_code == 200
     request = server.engine.requests[-1]
     assert (request.min_tokens, request.max_tokens, request.stop_token_ids) == (4, 9, (7, 8))
-    assert request.sampling.ignore_eos
+    assert (request.sampling.ignore_eos, request.include_stop) == (True, True)
     for nothing in (
         {},
         {"min_tokens": None, "stop_token_ids": None},
-        {"min_tokens": 0, "stop_token_ids": []},
+        {"min_tokens": 0, "stop_token_ids": [], "include_stop_str_in_output": False},
     ):
         assert server.post(path, {**BODIES[path], **nothing}).status_code == 200
         request = server.engine.requests[-1]
-        assert (request.min_tokens, request.stop_token_ids) == (0, ())
+        assert (request.min_tokens, request.stop_token_ids, request.include_stop) == (0, (), False)
 
 
 def test_no_fewer_tokens_than_there_may_be(server: Served) -> None:
@@ -106,7 +107,6 @@ def test_who_asks_changes_nothing(server: Served) -> None:
         {"return_tokens": True},
         {"lora": [{"id": 0, "scale": 1}]},
         {"post_sampling_probs": True},
-        {"include_stop_str_in_output": True},
         {"truncate_prompt_tokens": 5},
         {"use_beam_search": True},
         {"audio": {"voice": "x"}},

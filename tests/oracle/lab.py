@@ -244,7 +244,14 @@ class Lab:
         )
         prepared = Prepared(
             case.prompt,
-            TextStream(self.tokenizer, case.prompt, request.stop, with_places=request.logprobs is not None),
+            TextStream(
+                self.tokenizer,
+                case.prompt,
+                request.stop,
+                skip_special=request.skip_special,
+                with_places=request.logprobs is not None,
+                includes_stop=request.include_stop,
+            ),
             tuple(prediction) if bench.types else (),
             request.grammar and self.grammars.constraint(request.grammar, "", "").result(),
             images=case.images,

@@ -16,7 +16,7 @@ from tokenizers.models import BPE
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from slipstream.engine.api import Failed, Grammar, Request, Sampling, Speculate
+from slipstream.engine.api import Delta, Done, Failed, Grammar, Request, Sampling, Speculate
 from slipstream.engine.errors import InvalidRequest, Overloaded, TimedOut, Unsupported
 from slipstream.engine.sample.logprobs import Judged
 from slipstream.engine.text.tokenizer import Tokenizer
@@ -128,6 +128,37 @@ def test_a_stop_string_before_the_least_length_is_text(lab: Lab) -> None:
     late = play(lab, Bench(("scripted",)), [case(lab, replace(asks, min_tokens=20))], known={0: free})
     assert len(late.tokens[0]) >= 20
     assert late.tokens[0][:20] == free[:20]
+
+
+@pytest.mark.parametrize("types", [(), ("scripted",)], ids=["plain", "drafts"])
+def test_what_ends_a_reply_is_part_of_it_on_request(lab: Lab, types: tuple[str, ...]) -> None:
+    """A stop string, and a stop token or end token as far as control tokens are shown."""
+    free = play(lab, Bench(), [case(lab, ASKS)]).tokens[0]
+    text = lab.tokenizer.decode(free)
+    word, end = text[3:9], next(iter(lab.tokenizer.eos_ids))
+    at_once = replace(GREEDY, ignore_eos=False, logit_bias=((end, 100.0),))
+    token = replace(ASKS, stop_token_ids=(free[5],))
+    for asks, sampling, told in (
+        (replace(ASKS, stop=(word,)), GREEDY, text[: text.index(word) + len(word)]),
+        (token, GREEDY, lab.tokenizer.decode(free[: free.index(free[5]) + 1])),
+        (replace(token, logprobs=0), GREEDY, lab.tokenizer.decode(free[: free.index(free[5]) + 1])),
+        (ASKS, at_once, ""),
+        (replace(ASKS, skip_special=False), at_once, lab.tokenizer.token(end)),
+    ):
+        bench = Bench(types, adaptive=False)
+        engine = lab.engine(bench, lambda slot: free[slot.n_decoded :])
+        engine.add(lab.slot("a", case(lab, replace(asks, include_stop=True), sampling), bench))
+        events = []
+        while engine.busy:
+            events += [event for _, event in engine.step()]
+        assert isinstance(events[-1], Done)
+        assert events[-1].reason == "stop"
+        deltas = [one for one in events if isinstance(one, Delta)]
+        assert "".join(one.text for one in deltas) == told
+        if asks.logprobs is not None:
+            assert [one.token_id for delta in deltas for one in delta.logprobs] == free[
+                : free.index(free[5]) + 1
+            ]
 
 
 def test_a_reply_ends_where_its_grammar_does(lab: Lab) -> None:

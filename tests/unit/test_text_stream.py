@@ -125,6 +125,10 @@ def test_stop_strings(
         stream = TextStream(tokenizer, [], stop)
         assert "".join(pieces(stream, ids)) == shown
         assert stream.stopped == stopped
+        whole = TextStream(tokenizer, [], stop, includes_stop=True)
+        for one in (whole, whole.restarted([], [])):
+            assert "".join(pieces(one, ids)) == shown + (stopped or "")
+            assert one.stopped == stopped
 
 
 def test_held_text_never_shows_a_stop_string(tokenizer: Tokenizer) -> None:

@@ -168,6 +168,7 @@ class Preparing:
             request.stop,
             skip_special=request.skip_special,
             with_places=request.logprobs is not None,
+            includes_stop=request.include_stop,
         )
         prepared = Prepared(
             token_ids,
