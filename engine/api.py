@@ -90,6 +90,8 @@ class Sampling:
     frequency_penalty: float | None = None
     # By token, or by text, all of whose tokens are meant; -inf bans.
     logit_bias: Sequence[tuple[int | str, float]] = ()
+    allowed_token_ids: Sequence[int] | None = None  # None: all
+    bad_words: Sequence[str] = ()  # whose tokens never follow each other in the reply
     seed: int | None = None  # 0 … 2**64 - 1; None draws one, reported in Done.seed
     ignore_eos: bool = False
 

@@ -208,5 +208,5 @@ def broken(slot: Slot) -> EngineError:
     if constraint is not None and grammar is not None and constraint.failure is not None:
         return InvalidRequest(grammar.param, f"cannot be followed any further: {constraint.failure}")
     if (param := bans_all_allowed(slot.row())) is not None:
-        return InvalidRequest(param, "bans every token that the grammar allows here")
+        return InvalidRequest(param, "bans every token that is allowed here")
     return StepFailed("the model's output is not a number for this request")

@@ -26,6 +26,7 @@ class Prepared:
     prediction: tuple[int, ...] = ()  # tokens of the text that the caller expects
     constraint: Constraint | None = None
     text_bias: Sequence[tuple[int, float]] = ()  # `logit_bias` of texts, by their tokens
+    bad_words: Sequence[tuple[int, ...]] = ()  # their tokens
     admitted_s: float = 0.0  # on the engine's clock
     images: Sequence[PlacedImage] = NO_IMAGES  # of the prompt, as the target sees them
     draft_images: Sequence[PlacedImage] = NO_IMAGES  # as a draft model does, if it sees any
@@ -52,9 +53,11 @@ class SlotFactory:
             *((one, -inf) for one in self.suppressed),
             *(one for one in request.sampling.logit_bias if isinstance(one[0], int)),
             *prepared.text_bias,
+            *((one[0], -inf) for one in prepared.bad_words if len(one) == 1),
         )
         asked = replace(request.sampling, logit_bias=bias)
         sampling = resolve_sampling(asked, self.sampling_defaults, sorted(self.eos_ids), self.vocab_size)
+        sampling = replace(sampling, bad_words=[one for one in prepared.bad_words if len(one) > 1])
         if request.min_tokens:
             end_ids = tuple(sorted(self.eos_ids | frozenset(request.stop_token_ids)))
             sampling = replace(sampling, n_min=request.min_tokens, end_ids=end_ids)

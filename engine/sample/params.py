@@ -7,6 +7,9 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from slipstream.engine.api import Sampling
 from slipstream.engine.errors import InvalidRequest
 from slipstream.engine.ranges import SAMPLING_RANGES
@@ -40,6 +43,10 @@ class SamplingParams:
     seed: int
     n_min: int = 0  # output tokens before which none of `end_ids` may come
     end_ids: Sequence[int] = ()
+    allowed: NDArray[np.int32] | None = None  # [n_words]: bits of the tokens that may come; None: all
+    bad_words: Sequence[
+        tuple[int, ...]
+    ] = ()  # tokens, two or more, that may not follow each other in the output
 
     @property
     def counts_output(self) -> bool:
@@ -54,12 +61,12 @@ class SamplingParams:
     @property
     def counts_drafts(self) -> bool:
         """Whether a row's logits depend on the tokens drafted before it, or on how many they are."""
-        return self.counts_output or self.repeats or self.n_min > 0
+        return self.counts_output or self.repeats or self.n_min > 0 or bool(self.bad_words)
 
     @property
     def edits(self) -> bool:
         """Whether logits change before truncation."""
-        return bool(self.bias) or self.counts_drafts
+        return bool(self.bias) or self.counts_drafts or self.allowed is not None
 
 
 def resolve_sampling(
@@ -68,7 +75,7 @@ def resolve_sampling(
     """Fill in what the request left open. Raises `InvalidRequest` for values outside their bounds.
 
     `defaults` holds the flags' and the checkpoint's values. `ignore_eos` bans every end token.
-    Biases of texts, which have to be tokenised, are left out.
+    Biases of texts and bad words, which have to be tokenised, are left out.
     """
     values: dict[str, float | int] = {}
     for name, fallback in FALLBACK.items():
@@ -89,7 +96,23 @@ def resolve_sampling(
         raise InvalidRequest("logit_bias", "bans every token of the vocabulary")
     seed = sampling.seed if sampling.seed is not None else int(defaults.get("seed", secrets.randbits(63)))
     _check_range("seed", seed)
-    return SamplingParams(bias=bias, seed=seed, **values)  # type: ignore[arg-type]
+    allowed = _mask(sampling.allowed_token_ids, vocab_size)
+    return SamplingParams(bias=bias, seed=seed, allowed=allowed, **values)  # type: ignore[arg-type]
+
+
+def _mask(token_ids: Sequence[int] | None, vocab_size: int) -> NDArray[np.int32] | None:
+    """[n_words]: the bits of these tokens; None: of all."""
+    if token_ids is None:
+        return None
+    ids = np.array(token_ids, np.int64)
+    outside = ids[(ids < 0) | (ids >= vocab_size)]
+    if len(outside):
+        raise InvalidRequest(
+            "allowed_token_ids", f"token {outside[0]} is not in the vocabulary of {vocab_size}"
+        )
+    bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    bits[ids] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
 
 
 def _check_range(name: str, value: float) -> None:

@@ -47,7 +47,7 @@ def pick(
     """
     columns = [] if params is not None else _columns(rows)
     entries = _entries(rows) if any(row.params.edits for row in rows) else []
-    words = _masks(rows) if any(row.allowed is not None for row in rows) else []
+    words = _masks(rows)
     arrays = [*columns, *entries, *words]
     uploaded = upload(arrays, logits.device) if arrays else []
     ends = len(columns), len(columns) + len(entries)
@@ -78,11 +78,25 @@ def _columns(rows: Sequence[Row]) -> list[AnyArray]:
 
 
 def _masks(rows: Sequence[Row]) -> list[AnyArray]:
-    """The fields of `Masks`."""
-    words = [row.allowed for row in rows if row.allowed is not None]
+    """The fields of `Masks`; nothing if no row has one."""
+    masks = [_allowed(row) for row in rows]
+    words = [one for one in masks if one is not None]
+    if not words:
+        return []
     places = iter(range(len(words)))
-    index = [-1 if row.allowed is None else next(places) for row in rows]
+    index = [-1 if one is None else next(places) for one in masks]
+    n_words = max(map(len, words))  # a grammar's mask may be longer than the vocabulary
+    words = [one if len(one) == n_words else np.pad(one, (0, n_words - len(one))) for one in words]
     return [np.array(index, np.int32), np.concatenate(words).reshape(len(words), -1)]
+
+
+def _allowed(row: Row) -> NDArray[np.int32] | None:
+    """[n_words]: bits of the tokens that both its grammar and its parameters allow; None: all."""
+    given = row.params.allowed
+    if given is None or row.allowed is None:
+        return row.allowed if given is None else given
+    n_words = min(len(row.allowed), len(given))
+    return row.allowed[:n_words] & given[:n_words]
 
 
 def _entries(rows: Sequence[Row]) -> list[AnyArray]:
@@ -135,19 +149,34 @@ def _per_row(rows: Sequence[Row], name: str) -> NDArray[np.float32]:
 
 
 def _bias(row: Row) -> Mapping[int, float]:
-    """What is added to logits; end tokens are banned while the output is too short."""
+    """What is added to logits; end tokens are banned while the output is short, and what would complete a bad word."""
+    banned = _completing(row)
     if len(row.tokens) - row.n_prompt + len(row.drafts) < row.params.n_min:
-        return {**row.params.bias, **dict.fromkeys(row.params.end_ids, -math.inf)}
-    return row.params.bias
+        banned = [*banned, *row.params.end_ids]
+    return {**row.params.bias, **dict.fromkeys(banned, -math.inf)} if banned else row.params.bias
+
+
+def _completing(row: Row) -> list[int]:
+    """The last tokens of bad words whose others are the end of the output."""
+    words = row.params.bad_words
+    if not words:
+        return []
+    n_tail = max(map(len, words)) - 1
+    tail = (*row.tokens[max(row.n_prompt, len(row.tokens) - n_tail) :], *row.drafts)
+    return [one[-1] for one in words if tail[1 - len(one) :] == one[:-1]]
 
 
 def bans_all_allowed(row: Row) -> str | None:
-    """The field that bans all that the row's grammar allows, if there is nothing left to pick."""
-    if row.allowed is None:
+    """The field that bans all that the row's grammar or its parameters allow, if there is nothing left to pick."""
+    mask = _allowed(row)
+    if mask is None:
         return None
-    allowed = np.flatnonzero(np.unpackbits(row.allowed.view(np.uint8), bitorder="little")).tolist()
-    for param, bias in (("logit_bias", row.params.bias), ("min_tokens", _bias(row))):
-        if allowed and all(bias.get(token_id) == -math.inf for token_id in allowed):
+    allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+    if not allowed:
+        return None if row.params.allowed is None else "allowed_token_ids"
+    words = {**row.params.bias, **dict.fromkeys(_completing(row), -math.inf)}
+    for param, bias in (("logit_bias", row.params.bias), ("bad_words", words), ("min_tokens", _bias(row))):
+        if all(bias.get(token_id) == -math.inf for token_id in allowed):
             return param
     return None
 

@@ -372,6 +372,8 @@ def _sampling(wire: Generate, seed: int) -> Sampling:
         **values,
         repeat_last_n=wire.repeat_last_n,
         logit_bias=tuple(wire.logit_bias or ()),
+        allowed_token_ids=None if wire.allowed_token_ids is None else tuple(wire.allowed_token_ids),
+        bad_words=tuple(wire.bad_words or ()),
         seed=seed,
         ignore_eos=bool(wire.ignore_eos),
     )

@@ -24,6 +24,8 @@ MAX_STOPS = 32  # OpenAI allows 4; editors send 17 and more
 MAX_STOP_LENGTH = 256
 MAX_STOP_IDS = 64
 MAX_BIASES = 1024
+MAX_BAD_WORDS = 128
+MAX_ALLOWED_IDS = 65536
 MAX_TEMPLATE_KWARGS = 32
 MAX_TYPES = 16
 # Samplers in the order in which they are applied; then those that do not exist here: fields that would switch them on
@@ -93,6 +95,24 @@ def read_stop_ids(value: Any) -> Any:
         return None
     if not _are_ids(value) or len(value) > MAX_STOP_IDS:
         raise wrong(f"Input should be a list of at most {MAX_STOP_IDS} token ids")
+    return value
+
+
+def read_allowed_ids(value: Any) -> Any:
+    if value is not None and not (_are_ids(value) and len(value) <= MAX_ALLOWED_IDS):
+        raise wrong(f"Input should be a list of 1 to {MAX_ALLOWED_IDS} token ids")
+    return value
+
+
+def read_bad_words(value: Any) -> Any:
+    if value is not None and (
+        not isinstance(value, list)
+        or len(value) > MAX_BAD_WORDS
+        or not all(isinstance(one, str) and 0 < len(one) <= MAX_STOP_LENGTH for one in value)
+    ):
+        raise wrong(
+            f"Input should be a list of at most {MAX_BAD_WORDS} strings of 1 to {MAX_STOP_LENGTH} characters"
+        )
     return value
 
 
@@ -341,6 +361,16 @@ Stops = Annotated[
 StopIds = Annotated[
     list[int] | None,
     BeforeValidator(read_stop_ids, Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)] | None),
+]
+AllowedIds = Annotated[
+    list[int] | None,
+    BeforeValidator(
+        read_allowed_ids, Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_IDS)] | None
+    ),
+]
+BadWords = Annotated[
+    list[str] | None,
+    BeforeValidator(read_bad_words, Annotated[list[_Stop], Field(max_length=MAX_BAD_WORDS)] | None),
 ]
 LogitBias = Annotated[
     list[tuple[int | str, Annotated[float, Field(allow_inf_nan=True)]]] | None,

@@ -53,8 +53,6 @@ _GROUPS: tuple[tuple[str, Mapping[str, tuple[Any, ...]]], ...] = (
             "verbose": (False,),
             "n_indent": (0,),
             "t_max_predict_ms": (-1, 0),
-            "bad_words": ([],),
-            "allowed_token_ids": (),
             "stop_regex": ("", []),
             "no_stop_trim": (False,),
             "n_cmpl": (1,),

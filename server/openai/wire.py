@@ -144,6 +144,13 @@ class Generate(Wire):
     logit_bias: readers.LogitBias = optional(
         "added to the logits of tokens, by token id or by text, all of whose tokens are meant; false bans them"
     )
+    allowed_token_ids: readers.AllowedIds = optional(
+        "the only tokens that may come; an end token has to be among them for the reply to end by itself"
+    )
+    bad_words: readers.BadWords = optional(
+        "texts whose tokens, with a space before them or without, never follow each other in the reply; written with"
+        " other tokens such a text may come, as in vLLM"
+    )
     samplers: readers.Samplers = optional(
         "the only samplers to use, of `penalties`, `top_k`, `top_p`, `min_p`, `temperature`, in this order; by name or"
         " by llama-server's letters"

@@ -121,6 +121,7 @@ REQUESTS: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ),
     chat(stop=["\n\n", "def"], stop_token_ids=[3], min_tokens=2, ignore_eos=True),
     chat(stop="def", include_stop_str_in_output=True),
+    chat(allowed_token_ids=[3, 5, 7], bad_words=["def", "import os"]),
     chat(logprobs=True, top_logprobs=3, return_token_ids=True, spec_detail=True, stream=True),
     chat(speculative={"types": ["draft-model"], "n_max": 4, "n_min": 1, "p_min": 0.1}),
     chat(prediction={"type": "content", "content": [{"type": "text", "text": "def f(x):"}]}),

@@ -350,6 +350,9 @@ async def refuses_before_any_event(engine: AsyncEngine) -> None:
     with pytest.raises(InvalidRequest) as wrong:
         await engine.submit(ask("bias", sampling=Sampling(logit_bias=((far, 1.0),))))
     assert wrong.value.param == "logit_bias"
+    with pytest.raises(InvalidRequest) as wrong:
+        await engine.submit(ask("allowed", sampling=Sampling(allowed_token_ids=(1, far))))
+    assert wrong.value.param == "allowed_token_ids"
     with pytest.raises(RequestError) as unknown:
         await engine.submit(ask("types", speculate=Speculate(types=("warp",))))
     assert unknown.value.param == "speculative.types"

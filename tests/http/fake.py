@@ -389,6 +389,10 @@ class FakeEngine:
             raise InvalidRequest("id_slot", f"there is no slot {request.slot}")
         if any(isinstance(token, int) and token >= VOCAB for token, _ in request.sampling.logit_bias):
             raise InvalidRequest("logit_bias", f"a token id is outside the vocabulary (0 … {VOCAB - 1})")
+        if any(one >= VOCAB for one in request.sampling.allowed_token_ids or ()):
+            raise InvalidRequest(
+                "allowed_token_ids", f"a token id is outside the vocabulary (0 … {VOCAB - 1})"
+            )
         if request.emitted and request.sampling.seed is None:
             raise InvalidRequest("seed", "is needed to go on with a reply")
         if any(one >= VOCAB for one in request.stop_token_ids):

@@ -100,6 +100,12 @@ SIZES = [
     Row({"max_tokens": CANARY}, "max_tokens", "from 0 to"),
     Row({"max_completion_tokens": 1.5}, "max_completion_tokens", "from 0 to"),
     Row({"n_predict": -5}, "n_predict", "from 0 to"),
+    Row({"allowed_token_ids": []}, "allowed_token_ids", "1 to 65536 token ids"),
+    Row({"allowed_token_ids": [CANARY]}, "allowed_token_ids", "1 to 65536 token ids"),
+    Row({"allowed_token_ids": [1000]}, "allowed_token_ids", "outside the vocabulary"),  # the engine's word
+    Row({"bad_words": CANARY}, "bad_words", "at most 128 strings"),
+    Row({"bad_words": [""]}, "bad_words", "of 1 to 256 characters"),
+    Row({"bad_words": [CANARY] * 129}, "bad_words", "at most 128 strings"),
     Row({"min_tokens": -1}, "min_tokens", "greater than or equal to 0"),
     Row({"min_tokens": 2**31}, "min_tokens", "less than or equal to"),
     Row({"min_tokens": 5, "max_tokens": 4}, "min_tokens", "above max_tokens (4)"),
@@ -232,7 +238,6 @@ REFUSED = [
     Row({"samplers": [CANARY]}, "samplers", "should be one of"),
     Row({"lora": [{CANARY: 1}]}, "lora", "not supported", UNSUPPORTED),
     Row({"documents": [CANARY]}, "documents", "not supported", UNSUPPORTED),
-    Row({"bad_words": [CANARY]}, "bad_words", "not supported", UNSUPPORTED),
     text("best_of", "not supported", UNSUPPORTED, best_of=2),
 ]
 PROMPTS = [

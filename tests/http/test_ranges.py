@@ -19,7 +19,7 @@ from slipstream.engine.speculate.resolve import resolve_speculate
 from slipstream.server.openai.wire import Generate, Speculative
 
 # Fields that are no number of a fixed range.
-OTHERS = {"ignore_eos", "types"}
+OTHERS = {"ignore_eos", "types", "allowed_token_ids", "bad_words"}
 SAMPLING = [one.name for one in dataclasses.fields(Sampling) if one.name not in OTHERS]
 SPECULATE = [one.name for one in dataclasses.fields(Speculate) if one.name not in OTHERS]
 # What the documents say of fields whose readers check the range by themselves.

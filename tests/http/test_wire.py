@@ -293,6 +293,8 @@ def test_fields_reach_the_engine(server: Served) -> None:
         presence_penalty=0.5,
         frequency_penalty=-0.5,
         logit_bias={"5": -100, "6": 1.5},
+        allowed_token_ids=[5, 7],
+        bad_words=["ab c"],
         seed=3,
         ignore_eos=True,
         stop=["a", "b"],
@@ -311,6 +313,8 @@ def test_fields_reach_the_engine(server: Served) -> None:
         "presence_penalty": 0.5,
         "frequency_penalty": -0.5,
         "logit_bias": ((5, -100.0), (6, 1.5)),
+        "allowed_token_ids": (5, 7),
+        "bad_words": ("ab c",),
         "seed": 3,
         "ignore_eos": True,
     }

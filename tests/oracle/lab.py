@@ -30,6 +30,7 @@ from slipstream.engine.models.captured import Capture, Capturing, cpu_capture, c
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.documents import text_source
 from slipstream.engine.models.registry import load_network
+from slipstream.engine.service.run.preparing import bad_word_ids
 from slipstream.engine.settings import Settings
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.chain import Chain
@@ -254,6 +255,7 @@ class Lab:
             ),
             tuple(prediction) if bench.types else (),
             request.grammar and self.grammars.constraint(request.grammar, "", "").result(),
+            bad_words=bad_word_ids(self.tokenizer, request.sampling.bad_words),
             images=case.images,
             draft_images=case.draft_images,
         )

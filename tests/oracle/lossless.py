@@ -55,6 +55,7 @@ SAMPLINGS: Mapping[str, Sampling] = {
         presence_penalty=0.8,
         frequency_penalty=0.4,
         logit_bias=((20, 1.5), (30, -2.0)),
+        bad_words=("self.", "in range("),
     ),
     "ruled": Sampling(temperature=0.9, top_p=0.98, frequency_penalty=0.2),
 }

@@ -161,6 +161,39 @@ def test_what_ends_a_reply_is_part_of_it_on_request(lab: Lab, types: tuple[str, 
             ]
 
 
+def test_tokens_that_are_ruled_out_never_come(lab: Lab) -> None:
+    """Bad words of one token and of several, tokens that are not allowed: with drafts the same as without."""
+    free = play(lab, Bench(), [case(lab, ASKS)]).tokens[0]
+    words = (lab.tokenizer.decode(free[at : at + n]) for n in (1, 3) for at in range(2, 12))
+    ids = {one: tuple(lab.tokenizer.encode(one, add_special=False)) for one in words}
+    alone, several = (next(one for one in ids if len(ids[one]) == n and one == one.lstrip()) for n in (1, 3))
+    cases = [
+        case(lab, ASKS, replace(GREEDY, bad_words=(alone,))),
+        case(lab, ASKS, replace(GREEDY, bad_words=(several,))),
+        case(lab, ASKS, replace(GREEDY, bad_words=(alone, several), temperature=0.9, seed=3)),
+        case(lab, ASKS, replace(GREEDY, allowed_token_ids=free[:9])),
+        case(
+            lab, replace(ASKS, grammar=Grammar("regex", "[a-z]{9}")), replace(GREEDY, bad_words=("a", "re"))
+        ),
+    ]
+    plain = play(lab, Bench(n_slots=2), cases)
+    assert not plain.failed
+    assert ids[alone][0] not in {*plain.tokens[0], *plain.tokens[2]}
+    for i in (1, 2):
+        reply = tuple(plain.tokens[i])
+        assert ids[several] not in {reply[at : at + 3] for at in range(len(reply))}
+    assert plain.tokens[1][: free.index(ids[several][0])] == free[: free.index(ids[several][0])]
+    assert set(plain.tokens[3]) <= set(free[:9])
+    known = dict.fromkeys(range(len(cases)), free)
+    for bench in (
+        Bench(("scripted",), adaptive=False),
+        Bench(("draft-model", "suffix"), n_slots=3, adaptive=False, overlaps=True, recorded=True),
+    ):
+        drafted = play(lab, bench, cases, known=known)
+        assert drafted.tokens == plain.tokens
+        assert sum(one.speculation.n_accepted for one in drafted.done.values())
+
+
 def test_a_reply_ends_where_its_grammar_does(lab: Lab) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}}}
     schema |= {"required": ["a"], "additionalProperties": False}
@@ -202,7 +235,12 @@ def test_a_grammar_too_complex_to_follow_ends_its_request_alone(
 
 
 @pytest.mark.parametrize(
-    ("banned", "param"), [({"logit_bias": True}, "logit_bias"), ({"min_tokens": 2}, "min_tokens")]
+    ("banned", "param"),
+    [
+        ({"logit_bias": True}, "logit_bias"),
+        ({"min_tokens": 2}, "min_tokens"),
+        ({"allowed_token_ids": True}, "allowed_token_ids"),
+    ],
 )
 def test_a_request_that_bans_what_its_grammar_forces_is_told_so(
     lab: Lab, banned: dict[str, int], param: str
@@ -212,13 +250,15 @@ def test_a_request_that_bans_what_its_grammar_forces_is_told_so(
     asks, sampling = replace(ASKS, grammar=Grammar("regex", "yes")), GREEDY
     if param == "logit_bias":
         sampling = replace(GREEDY, logit_bias=tuple((one, -math.inf) for one in begins))
+    elif param == "allowed_token_ids":
+        sampling = replace(GREEDY, allowed_token_ids=(300,))
     else:
         asks = replace(asks, min_tokens=banned["min_tokens"], stop_token_ids=begins)
     good = case(lab, ASKS)
     played = play(lab, Bench(n_slots=1), [good, case(lab, asks, sampling), good])
     error = played.failed[1].error
     assert isinstance(error, InvalidRequest)
-    assert str(error) == f"{param}: bans every token that the grammar allows here"
+    assert str(error) == f"{param}: bans every token that is allowed here"
     assert played.tokens[2] == played.tokens[0]
     assert played.done[2].usage.n_cached > 0
 

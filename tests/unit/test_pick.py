@@ -44,13 +44,17 @@ def a_row(dice: random.Random) -> Row:
     params = resolve_sampling(sampling, {}, [3, 5], VOCAB)
     if dice.random() < 0.3:
         params = replace(params, n_min=dice.choice([1, 9, 30]), end_ids=(5, 7))
+    if dice.random() < 0.3:
+        params = replace(params, bad_words=[(4, 5), (5, 17), (dice.randrange(9), 17, 4)])
+    if dice.random() < 0.3:
+        params = replace(params, allowed=np.array([dice.getrandbits(32) - 2**31 for _ in range(2)], np.int32))
     tokens = [dice.randrange(VOCAB + 3) % dice.choice([9, 99]) for _ in range(dice.choice([3, 40]))]
     n_prompt = dice.randint(1, len(tokens))
     counts = Counter(tokens[n_prompt:]) if params.counts_output else Counter[int]()
     if counts:
         counts[17] += 0  # as a cut sequence leaves it behind
     drafts = [dice.choice([4, 5, 17, VOCAB + 1]) for _ in range(dice.choice([0, 0, 1, 6]))]
-    words = np.array([dice.getrandbits(32) - 2**31 for _ in range(2)], np.int32)
+    words = np.array([dice.getrandbits(32) - 2**31 for _ in range(dice.choice([2, 3]))], np.int32)
     return Row(params, tokens, n_prompt, counts, drafts, words if dice.random() < 0.3 else None)
 
 
@@ -63,14 +67,17 @@ def changed(row: Row, logits: Tensor) -> Tensor:
         logit = found[token] + np.float32(params.bias.get(token, 0.0))
         if len(output) < params.n_min and token in params.end_ids:
             logit = np.float32(-np.inf)
+        if any((*output, token)[-len(word) :] == word for word in params.bad_words):
+            logit = np.float32(-np.inf)
         if token in recent:
             repeat = np.float32(params.repeat_penalty)
             logit = logit / repeat if logit > 0 else logit * repeat
         n = output.count(token)
         told = np.float32(params.presence_penalty) * np.float32(n > 0)
         found[token] = logit - (told + np.float32(params.frequency_penalty) * np.float32(n))
-        if row.allowed is not None and not int(row.allowed[token // 32]) >> (token % 32) & 1:
-            found[token] = -np.inf
+        for mask in (row.allowed, params.allowed):
+            if mask is not None and not int(mask[token // 32]) >> (token % 32) & 1:
+                found[token] = -np.inf
     return torch.from_numpy(found)
 
 

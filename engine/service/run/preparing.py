@@ -175,6 +175,7 @@ class Preparing:
             text,
             prediction=self._prediction_ids(request),
             text_bias=self._text_bias(request),
+            bad_words=bad_word_ids(self._text.tokenizer, request.sampling.bad_words),
             admitted_s=admitted_s,
         )
         return _Made(prepared, shown, tail, constraint)
@@ -239,3 +240,21 @@ class Preparing:
                 "prediction", f"has {len(token_ids)} tokens, the context holds {n_ctx}; --ctx-size sets it"
             )
         return tuple(token_ids)
+
+
+def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> list[tuple[int, ...]]:
+    """The tokens of each word, at a text's beginning and behind a space.
+
+    As in vLLM the latter count only if they are as many and begin with another token: the space is a part of it.
+    """
+    bare = [one.lstrip() or one for one in words]
+    spaced = [f" {one}" for one in bare]
+    made = tokenizer.encode_all([*bare, *spaced], add_special=False) if words else []
+    firsts, others = made[: len(bare)], made[len(bare) :]
+    pairs = zip(firsts, others, strict=True)
+    return [
+        tuple(ids)
+        for first, other in pairs
+        for ids in (first, other)
+        if ids and (ids is first or (len(ids) == len(first) and ids[0] != first[0]))
+    ]
