@@ -26,7 +26,7 @@ def _choice(
     reason: str | None = None,
 ) -> dict[str, Any]:
     choice = {"index": index, **body, "logprobs": table, "finish_reason": reason}
-    if done and (done.stop_string is not None or done.stop_token is not None):
+    if done:
         choice["stop_reason"] = done.stop_token if done.stop_string is None else done.stop_string
     return choice
 

@@ -234,7 +234,9 @@ _OF_PROMPT = (
 
 class Choice(Shape):
     index: int
-    stop_reason: str | int | None = optional("the stop string or stop token that ended it")
+    stop_reason: str | int | None = optional(
+        "the stop string or stop token that ended it, null if none did; where the choice ends"
+    )
     token_ids: list[int] | None = optional("with `return_token_ids`")
 
 

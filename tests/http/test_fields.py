@@ -234,7 +234,14 @@ def test_the_client_sees_an_absent_endpoint(client: OpenAI) -> None:
 
 
 def test_a_stop_string_is_told(server: Served) -> None:
+    """Where a choice ends, null if it ended by itself."""
     server.engine.script = lambda request: [done(request, 1, stop_string="x")]
     for path in (CHAT, TEXT):
         choice = server.post(path, {**BODIES[path], "stop": "x"}).json()["choices"][0]
         assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "x")
+    server.engine.script = lambda request: [done(request, 1)]
+    for path in (CHAT, TEXT):
+        choice = server.post(path, {**BODIES[path], "stop": "x"}).json()["choices"][0]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None)
+        last = [one for event in server.events(path, **BODIES[path]) for one in event["choices"]][-1]
+        assert (last["finish_reason"], last["stop_reason"]) == ("stop", None)
