@@ -102,7 +102,14 @@ class Generate(Wire):
 
     @classmethod
     def prepared(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """A body as the model reads it. Raises `Refused`."""
+        """A body as the model reads it. Raises `Refused`.
+
+        To JSON 8.0 and 8 are one number, and some languages have no integers to send.
+        """
+        data = {
+            name: int(value) if isinstance(value, float) and value.is_integer() else value
+            for name, value in data.items()
+        }
         return gathered(refuse.without_refused(data, cls.model_fields))
 
     def images(self) -> Iterator[Placed]:

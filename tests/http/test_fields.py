@@ -245,3 +245,12 @@ def test_a_stop_string_is_told(server: Served) -> None:
         assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None)
         last = [one for event in server.events(path, **BODIES[path]) for one in event["choices"]][-1]
         assert (last["finish_reason"], last["stop_reason"]) == ("stop", None)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_whole_numbers_may_be_written_as_floats(server: Served, path: str) -> None:
+    fields = {"max_tokens": 8.0, "top_k": 5.0, "seed": 3.0, "n": 1.0, "min_tokens": 2.0, "temperature": 1.0}
+    assert server.post(path, {**BODIES[path], **fields, "speculative.n_max": 4.0}).status_code == 200
+    request = server.engine.requests[-1]
+    assert (request.max_tokens, request.min_tokens, request.speculate.n_max) == (8, 2, 4)
+    assert (request.sampling.top_k, request.sampling.seed, request.sampling.temperature) == (5, 3, 1.0)
