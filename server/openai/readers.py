@@ -18,6 +18,7 @@ from slipstream.engine.ranges import SAMPLING_RANGES
 from slipstream.engine.settings import Settings
 from slipstream.server.http.body import shown, wrong
 from slipstream.server.images.image_part import ImagePart
+from slipstream.server.openai.schema import check_depth
 from slipstream.server.openai.sent import ImageUrlPart, TextPart
 
 MAX_STOPS = 32  # OpenAI allows 4; editors send 17 and more
@@ -305,11 +306,10 @@ def read_template_kwargs(value: Any) -> Any:
         return None
     if not isinstance(value, dict) or len(value) > MAX_TEMPLATE_KWARGS:
         raise wrong(f"Input should be an object of at most {MAX_TEMPLATE_KWARGS} values")
-    for name, one in value.items():
+    for name in value:
         if name in TEMPLATE_INTERNALS or name.startswith("_") or not name.isidentifier() or len(name) > 64:
             raise wrong(f"{shown(name)} may not be set by a request")
-        if one is not None and not isinstance(one, str | bool | int | float):
-            raise wrong(f"{shown(name)} should be a string, a number, a boolean or null")
+    check_depth(value)
     return value
 
 
@@ -348,7 +348,7 @@ _Biases = (
 )
 _Samplers = list[Literal[(*SAMPLERS, *OTHER_SAMPLERS)]]  # type: ignore[valid-type]
 _Letters = Annotated[str, Field(pattern=f"^[{''.join(LETTERS)}]*$")]
-_Values = Annotated[dict[str, str | bool | float | None], Field(max_length=MAX_TEMPLATE_KWARGS)]
+_Values = Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_KWARGS)]
 _Logprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | Literal[False] | None
 
 MaxTokens = Annotated[int | None, BeforeValidator(read_max_tokens, _Count)]

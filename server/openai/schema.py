@@ -26,10 +26,15 @@ def read_schema(value: Any) -> Any:
 
 def check_size(value: Any) -> None:
     """Raises for a value that is nested too deeply or too long, before any code walks it by recursion."""
-    if depth_of(value) > MAX_DEPTH:
-        raise wrong(f"Input should be nested at most {MAX_DEPTH} deep")
+    check_depth(value)
     if len(orjson.dumps(value)) > MAX_SCHEMA_BYTES:
         raise wrong(f"Input should have at most {MAX_SCHEMA_BYTES >> 10} KiB")
+
+
+def check_depth(value: Any) -> None:
+    """Raises for a value that is nested too deeply."""
+    if depth_of(value) > MAX_DEPTH:
+        raise wrong(f"Input should be nested at most {MAX_DEPTH} deep")
 
 
 def depth_of(value: Any) -> int:

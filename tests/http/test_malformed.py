@@ -172,7 +172,11 @@ MESSAGES = [
     Row({"chat_template_kwargs": {"tokenize": CANARY}}, "chat_template_kwargs", "may not be set"),
     Row({"chat_template_kwargs": {"messages": CANARY}}, "chat_template_kwargs", "may not be set"),
     Row({"chat_template_kwargs": {"__class__": CANARY}}, "chat_template_kwargs", "may not be set"),
-    Row({"chat_template_kwargs": {"a": [CANARY]}}, "chat_template_kwargs", "a string, a number"),
+    Row(
+        {"chat_template_kwargs": {"a": json.loads("[" * 65 + "]" * 65)}},
+        "chat_template_kwargs",
+        "at most 64 deep",
+    ),
     Row({"chat_template_kwargs": CANARY}, "chat_template_kwargs", "an object"),
     Row({"chat_template": CANARY}, "chat_template", "not supported", UNSUPPORTED),
     Row(

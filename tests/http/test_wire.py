@@ -417,8 +417,9 @@ def test_messages(server: Served) -> None:
 
 
 def test_template_arguments(server: Served) -> None:
-    prompt = prompt_of(server, chat_template_kwargs={"enable_thinking": False, "lang": "fr"})
-    assert prompt.template_kwargs == {"enable_thinking": False, "lang": "fr"}
+    given = {"enable_thinking": False, "lang": "fr", "rules": [{"id": 1, "words": ["a", None]}, 2.5]}
+    prompt = prompt_of(server, chat_template_kwargs=given)
+    assert prompt.template_kwargs == given
     assert prompt.add_generation_prompt
     assert prompt_of(server, reasoning_effort="none").template_kwargs == {
         "reasoning_effort": "none",
