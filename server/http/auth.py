@@ -22,7 +22,7 @@ from slipstream.engine.settings import Settings
 from slipstream.server.http.error_table import unauthorized
 from slipstream.server.http.web_page import FILES
 
-HEALTH = frozenset({"/health", "/v1/health", "/live", "/ready"})
+HEALTH = frozenset({"/health", "/v1/health", "/ping", "/live", "/ready"})
 PUBLIC = HEALTH | FILES.keys()
 
 

@@ -25,6 +25,14 @@ class Life(Shape):
     reason: str | None = optional("why the engine failed, where that was its device")
 
 
+class Version(Shape):
+    version: str
+
+
+class Load(Shape):
+    server_load: int = Field(description="choices that have a slot or wait for one")
+
+
 class Verbs(Shape):
     """A figure for each call the engine makes to a drafter."""
 

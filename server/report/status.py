@@ -1,4 +1,6 @@
-"""Status routes: `/health`, `/ready`, `/live`, `/slots`, `/props`, with llama-server's keys where it has such."""
+"""Status routes: `/health`, `/ready`, `/live`, `/slots`, `/props`, with llama-server's keys where it has such; and
+vLLM's `/ping` (for SageMaker), `/version` and `/load`.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from slipstream.engine.api import AsyncEngine
 from slipstream.engine.naming import as_text
 from slipstream.engine.settings import Settings
 from slipstream.engine.stats import SlotState
+from slipstream.server import version
 from slipstream.server.describe.openapi import answers, failing
 from slipstream.server.http.auth import is_of, tenant_of
 from slipstream.server.http.body import answer_json
@@ -21,12 +24,21 @@ from slipstream.server.http.gate import Gate
 from slipstream.server.http.limits import most_body
 from slipstream.server.openai.formats.reading import Knowing, Known
 from slipstream.server.openai.model_card import caps
-from slipstream.server.report.replies import EngineState, Health, HealthProblem, Life, Props, Slot
+from slipstream.server.report.replies import (
+    EngineState,
+    Health,
+    HealthProblem,
+    Life,
+    Load,
+    Props,
+    Slot,
+    Version,
+)
 from slipstream.server.report.tally import ms, shown
 
 SECRET = frozenset({"api_key", "otlp_endpoint"})  # an address may have a user and a password in it
 NoSlot = Annotated[str, Query(description="1: 503 while every slot is busy")]
-# Arguments of the decorators of `health`, a route with three paths.
+# Arguments of the decorators of `health`, a route with four paths.
 HEALTH: Any = {
     "methods": ["GET", "HEAD"],
     "summary": "Ready for requests?",
@@ -38,6 +50,7 @@ def routes(gate: Gate, settings: Settings, knowing: Knowing) -> APIRouter:
     router = APIRouter()
 
     @router.api_route("/ready", **HEALTH)
+    @router.api_route("/ping", **HEALTH)
     @router.api_route("/v1/health", **HEALTH)
     @router.api_route("/health", **HEALTH)
     async def health(fail_on_no_slot: NoSlot = "") -> Response:
@@ -61,6 +74,15 @@ def routes(gate: Gate, settings: Settings, knowing: Knowing) -> APIRouter:
         if gate.engine and gate.engine.device_loss is not None:
             content["reason"] = str(gate.engine.device_loss)
         return answer_json(content, 503 if failed else 200)
+
+    @router.get("/version", summary="The server's version", responses=answers(Version))
+    async def version_of_server() -> Response:
+        return answer_json({"version": version()})
+
+    @router.get("/load", summary="How many replies are being made or wait", responses=answers(Load, 503))
+    async def load() -> Response:
+        stats = gate.for_looking().stats()
+        return answer_json({"server_load": sum(one.busy for one in stats.slots) + stats.n_waiting})
 
     @router.get("/slots", summary="What each slot is doing", responses=answers(list[Slot], 404, 503))
     async def slots(request: Request, fail_on_no_slot: NoSlot = "") -> Response:

@@ -69,7 +69,7 @@ def test_wrong_keys(locked: Served, headers: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/health", "/v1/health", "/live", "/", "/app.js", "/style.css", "/LICENSES.txt"]
+    "path", ["/health", "/v1/health", "/ping", "/live", "/", "/app.js", "/style.css", "/LICENSES.txt"]
 )
 def test_public_paths(locked: Served, path: str) -> None:
     assert locked.http.get(path).status_code == 200

@@ -17,6 +17,7 @@ import pytest
 import trustme
 
 from slipstream.engine.settings import Settings
+from slipstream.server import version
 from slipstream.server.command import cli, startup
 from slipstream.server.command.healthcheck import healthcheck
 from slipstream.server.command.notify import notify
@@ -275,11 +276,15 @@ def test_the_table_shows_every_fact() -> None:
 def test_ready_tells_whether_a_slot_is_idle() -> None:
     with served(FakeEngine()) as server, contextlib.ExitStack() as held:
         assert server.http.get("/ready?fail_on_no_slot=1").json() == {"status": "ok"}
+        assert server.http.get("/ping").json() == {"status": "ok"}
+        assert server.http.get("/version").json() == {"version": version()}
+        assert server.http.get("/load").json() == {"server_load": 0}
         server.engine.script = lambda request: [delta("x"), 30.0, done(request, 1)]
         body = chat(stream=True, n=4)
         answer = held.enter_context(server.http.stream("POST", "/v1/chat/completions", json=body))
         lines = answer.iter_lines()  # dropping the iterator would close the connection
         next(lines)
+        assert server.http.get("/load").json() == {"server_load": 4}
         busy = server.http.get("/ready?fail_on_no_slot=1")
         assert (busy.status_code, busy.json()["error"]["code"]) == (503, "no_idle_slot")
         for path in ("/ready", "/health", "/ready?fail_on_no_slot=0"):
