@@ -40,3 +40,10 @@ def test_a_chat_with_a_server_of_its_own_names_the_variable(capsys: pytest.Captu
 def test_ranks_name_it_too() -> None:
     with pytest.raises(LoadError, match=r"'/gone'\]; TMPDIR may name one"):
         RankProcesses(2, torch.device("cpu"), {})
+
+
+def test_a_trace_names_it_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(["profile", "-m", "demo/target", "--trace", "trace.json"], {}) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("slipstream profile: --trace trace.json: no folder for temporary files")
+    assert "['/gone']; TMPDIR may name one" in line

@@ -104,6 +104,8 @@ def profiled(settings: Settings, order: Order) -> Profile:
 
     Raises `LoadError`, what `submit` raises for a prompt, what a request failed with, and `TraceNotWritten`.
     """
+    if order.trace is not None:
+        _check_temporary_folder(order.trace)
     with _launched(settings) as engine:
         prompts = order.prompts or random_prompts(engine, order.n_tasks)
         tasks = _Tasks([*itertools.islice(itertools.cycle(prompts), order.n_tasks)], order.n_tokens)
@@ -113,6 +115,16 @@ def profiled(settings: Settings, order: Order) -> Profile:
     with _launched(replace(settings, capture_passes=False), warns=False) as engine:
         _play(engine, _Tasks(tasks.prompts[:1], tasks.n_tokens), DRAFTS, 1)
         return replace(found, runs=[_with_ops(engine, tasks, run) for run in found.runs])
+
+
+def _check_temporary_folder(trace: Path) -> None:
+    """torch's profiler and its file need one. Raises `TraceNotWritten`."""
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        raise TraceNotWritten(
+            f"{trace}: no folder for temporary files: {error.strerror}; TMPDIR may name one that can be written to"
+        ) from error
 
 
 @contextmanager
