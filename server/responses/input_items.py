@@ -59,7 +59,10 @@ def read_texts(value: Any) -> Any:
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise wrong("Each part should be an object with a type")
         if part["type"] not in TEXTS:
-            raise wrong(f"only parts of the types {', '.join(TEXTS)} are supported", code="unsupported_value")
+            raise wrong(
+                f"only parts of the types {', '.join(TEXTS)} are supported, and input_image from users and tools",
+                code="unsupported_value",
+            )
         text = part.get("refusal" if part["type"] == "refusal" else "text")
         if not isinstance(text, str):
             raise wrong("Each part should have its text as a string")

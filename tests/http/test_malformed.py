@@ -338,7 +338,7 @@ OF_RESPONSES = [
     item(".content", "string or a list", role="user", content=7),
     item(".content", "required", "missing_field", role="user"),
     item(".content", "object with a type", role="user", content=["a"]),
-    item(".content", "only parts of the types", UNSUPPORTED, role="user", content=[{"type": "input_audio"}]),
+    item(".content", "and input_image", UNSUPPORTED, role="user", content=[{"type": "input_audio"}]),
     item(".content", "image_url", role="user", content=[{"type": "input_image"}]),
     item(".content", "text as a string", role="user", content=[{"type": "input_text", "text": 1}]),
     item(".name", "required", "missing_field", type="function_call", call_id="c", arguments="{}"),
