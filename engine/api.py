@@ -153,6 +153,7 @@ class TokenLogprob:
     # The likeliest tokens, falling; the picked token only if it is among them.
     top: tuple[TokenLogprob, ...] = ()
     offset: int = 0  # characters before it in the text of the reply, or of an echo; in `top` without meaning
+    rank: int | None = None  # of tokens of the prompt: 1 is the likeliest; None: not counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ def _entry(slot: Slot, one: Logprob, offset: int) -> TokenLogprob:
     """A log-probability as the client reads it."""
     data = slot.text.token_bytes
     top = tuple(TokenLogprob(token_id, data(token_id), value) for token_id, value in one.top)
-    return TokenLogprob(one.token_id, data(one.token_id), one.logprob, top, offset)
+    return TokenLogprob(one.token_id, data(one.token_id), one.logprob, top, offset, one.rank)
 
 
 def echo(slot: Slot, start: int, judged: Sequence[Logprob], *, is_complete: bool) -> Echo | None:

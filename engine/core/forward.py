@@ -183,5 +183,5 @@ def _split(works: Sequence[Work], logits: Tensor) -> tuple[Tensor, list[tuple[Ju
         # The row at position p speaks of the token at p + 1.
         successors = slot.tokens[one.start + 1 : min(one.end + 1, slot.n_prompt)]
         (ids,) = upload((np.asarray(successors, np.int64),), logits.device)
-        prompts.append((Judged(rows[: len(successors)], ids, n_top), successors))
+        prompts.append((Judged(rows[: len(successors)], ids, n_top, ranked=True), successors))
     return torch.cat(picked), prompts

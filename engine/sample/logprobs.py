@@ -26,19 +26,25 @@ class Logprob(NamedTuple):
     token_id: int
     logprob: float
     top: Sequence[tuple[int, float]]
+    rank: int | None = None  # tokens at least as likely, itself included; None: not counted
 
 
 class Judged:
     """Log-probabilities of rows' tokens, on their way from the device."""
 
-    def __init__(self, logits: Tensor, token_ids: Tensor, n_top: int) -> None:
-        """logits: [n_rows, vocab] float32; token_ids: [n_rows] int64, where a negative id is not to be read."""
+    def __init__(self, logits: Tensor, token_ids: Tensor, n_top: int, *, ranked: bool = False) -> None:
+        """logits: [n_rows, vocab] float32; token_ids: [n_rows] int64, where a negative id is not to be read.
+
+        ranked: whether the tokens' ranks are counted.
+        """
         vocab = logits.shape[1]
         if vocab % _ALIGNED:
             logits = F.pad(logits, (0, -vocab % _ALIGNED), value=-torch.inf)  # all rows begin alike
         values = torch.log_softmax(logits, dim=-1)[:, :vocab]  # [n_rows, vocab]
         values = values.nan_to_num(LEAST, neginf=LEAST).clamp(min=LEAST)
-        self._own = Download(values.gather(1, token_ids.clamp_min(0)[:, None])[:, 0])  # [n_rows]
+        own = values.gather(1, token_ids.clamp_min(0)[:, None])  # [n_rows, 1]
+        self._own = Download(own[:, 0])
+        self._ranks = Download((values >= own).sum(-1)) if ranked else None  # [n_rows] int64
         top = values.topk(min(n_top, vocab), dim=-1)  # [n_rows, n_top]
         self._top_ids, self._top = Download(top.indices), Download(top.values)
 
@@ -47,9 +53,16 @@ class Judged:
         own, ids, values = (
             one.read()[: len(token_ids)].tolist() for one in (self._own, self._top_ids, self._top)
         )
+        n = len(token_ids)
+        ranks = [None] * n if self._ranks is None else self._ranks.read()[:n].tolist()
         return [
             Logprob(
-                token_id, value, sorted(zip(likeliest, their, strict=True), key=lambda one: (-one[1], one[0]))
+                token_id,
+                value,
+                sorted(zip(likeliest, their, strict=True), key=lambda one: (-one[1], one[0])),
+                rank,
             )
-            for token_id, value, likeliest, their in zip(token_ids, own, ids, values, strict=True)
+            for token_id, value, likeliest, their, rank in zip(
+                token_ids, own, ids, values, ranks, strict=True
+            )
         ]

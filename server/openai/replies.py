@@ -222,7 +222,7 @@ class TextLogprobs(Shape):
 
 class PromptToken(Shape):
     logprob: float
-    rank: int | None = Field(description="1 of the likeliest; null where it is not among those listed")
+    rank: int = Field(description="1 of the likeliest")
     decoded_token: str
 
 

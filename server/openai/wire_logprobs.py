@@ -54,7 +54,7 @@ def _by_id(one: TokenLogprob, n_top: int) -> dict[str, Any]:
     return {
         str(each.token_id): {
             "logprob": _finite(each.logprob),
-            "rank": ranks.get(each.token_id),
+            "rank": ranks.get(each.token_id, each.rank),
             "decoded_token": each.data.decode(errors="replace"),
         }
         for each in (one, *(other for other in one.top[:n_top] if other.token_id != one.token_id))

@@ -188,7 +188,7 @@ def ids_of(prompt: Prompt) -> list[int]:
 def told(token_id: int, text: str, n_top: int, offset: int = 0) -> TokenLogprob:
     """A token with made-up log-probabilities: it is the likeliest, the ids after it follow."""
     top = tuple(TokenLogprob(token_id + i, f"<{token_id + i}>".encode(), -0.5 - i) for i in range(n_top))
-    return TokenLogprob(token_id, text.encode(), -0.5, top, offset)
+    return TokenLogprob(token_id, text.encode(), -0.5, top, offset, rank=1)
 
 
 def echo(request: Request) -> Echo:

@@ -202,8 +202,8 @@ def test_a_prompt_may_be_judged_by_other_numbers_than_the_reply(server: Served) 
         assert server.engine.requests[-1].prompt_logprobs == 3
 
 
-def test_a_rank_is_known_of_the_listed_tokens(server: Served) -> None:
-    rare = TokenLogprob(9, b"x", -7.0, (TokenLogprob(2, b"y", -0.1),))
+def test_ranks_are_those_of_the_whole_vocabulary(server: Served) -> None:
+    rare = TokenLogprob(9, b"x", -7.0, (TokenLogprob(2, b"y", -0.1),), rank=31)
     server.engine.script = lambda request: [
         Echo((5, 9), ("a", "x"), (None, rare)),
         Delta("x", (1,), (None,), ("x",)),
@@ -213,7 +213,7 @@ def test_a_rank_is_known_of_the_listed_tokens(server: Served) -> None:
     first, second = reply["choices"][0]["prompt_logprobs"]
     assert first is None
     assert second == {
-        "9": {"logprob": -7.0, "rank": None, "decoded_token": "x"},
+        "9": {"logprob": -7.0, "rank": 31, "decoded_token": "x"},
         "2": {"logprob": -0.1, "rank": 1, "decoded_token": "y"},
     }
 

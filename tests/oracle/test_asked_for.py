@@ -82,6 +82,10 @@ def test_an_echo_tells_what_the_model_says_of_the_prompt(lab: Lab, theirs: torch
             assert one is not None
             assert one.token_id == ids[i + 1]
             assert one.logprob == pytest.approx(theirs[i][one.token_id].item(), abs=1e-3)
+            near = (theirs[i] - theirs[i][one.token_id]).abs() < 1e-3  # may change places
+            assert one.rank == pytest.approx(
+                int((theirs[i] >= theirs[i][one.token_id]).sum()), abs=int(near.sum())
+            )
             assert len(one.top) == 1
             assert one.top[0].logprob == pytest.approx(theirs[i].max().item(), abs=1e-3)
         assert played.n_cached == 0
@@ -100,6 +104,13 @@ def test_logprobs_are_finite_and_ties_fall_to_the_lower_id() -> None:
     assert one.logprob == -9999.0
     assert [token_id for token_id, _ in one.top] == [1, 2, 0]
     assert Judged(rows, torch.tensor([3]), 3).read([]) == []
+    assert one.rank is None
+    assert [Judged(rows, torch.tensor([i]), 0, ranked=True).read([i])[0].rank for i in range(4)] == [
+        3,
+        2,
+        2,
+        4,
+    ]
     assert Judged(rows, torch.tensor([1]), 0).read([1])[0].top == []
 
 
