@@ -269,7 +269,7 @@ def _shared(wire: Generate, caller: Caller) -> Request:
         speculate=_speculate(wire),
         stop=tuple(wire.stop or ()),
         stop_token_ids=tuple(wire.stop_token_ids or ()),
-        include_stop=bool(wire.include_stop_str_in_output),
+        include_stop=bool(wire.include_stop_str_in_output or wire.no_stop_trim),
         skip_special=wire.skip_special_tokens is not False,
         prompt_logprobs=wire.prompt_logprobs,
         prediction=(wire.prediction and wire.prediction.content) or None,

@@ -54,7 +54,6 @@ _GROUPS: tuple[tuple[str, Mapping[str, tuple[Any, ...]]], ...] = (
             "n_indent": (0,),
             "t_max_predict_ms": (-1, 0),
             "stop_regex": ("", []),
-            "no_stop_trim": (False,),
             "n_cmpl": (1,),
             "add_special_tokens": (False,),
             "parse_tool_calls": (True,),

@@ -170,6 +170,7 @@ class Generate(Wire):
     include_stop_str_in_output: bool | None = optional(
         "the stop string that ends the reply is part of it, and so is an end token that is no control token"
     )
+    no_stop_trim: bool | None = optional("SGLang's name of `include_stop_str_in_output`")
     speculative: Speculative | None = optional("narrows for this request what the server has loaded")
     prediction: Prediction | None = optional(
         "text the reply is expected to resemble: what comes true of it is faster, the text stays the same"

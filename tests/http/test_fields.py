@@ -19,9 +19,15 @@ BODIES: dict[str, dict[str, Any]] = {CHAT: chat(), TEXT: {"prompt": "a b"}}
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_when_a_reply_ends(server: Served, path: str) -> None:
-    fields = {"min_tokens": 4, "max_tokens": 9, "stop_token_ids": [7, 8], "ignore_eos": True}
-    fields["include_stop_str_in_output"] = True
+@pytest.mark.parametrize("keeps_stop", ["include_stop_str_in_output", "no_stop_trim"])
+def test_when_a_reply_ends(server: Served, path: str, keeps_stop: str) -> None:
+    fields = {
+        "min_tokens": 4,
+        "max_tokens": 9,
+        "stop_token_ids": [7, 8],
+        "ignore_eos": True,
+        keeps_stop: True,
+    }
     assert server.post(path, {**BODIES[path], **fields}).status_code == 200
     request = server.engine.requests[-1]
     assert (request.min_tokens, request.max_tokens, request.stop_token_ids) == (4, 9, (7, 8))
@@ -29,7 +35,7 @@ def test_when_a_reply_ends(server: Served, path: str) -> None:
     for nothing in (
         {},
         {"min_tokens": None, "stop_token_ids": None},
-        {"min_tokens": 0, "stop_token_ids": [], "include_stop_str_in_output": False},
+        {"min_tokens": 0, "stop_token_ids": [], keeps_stop: False},
     ):
         assert server.post(path, {**BODIES[path], **nothing}).status_code == 200
         request = server.engine.requests[-1]
@@ -116,7 +122,6 @@ def test_who_asks_changes_nothing(server: Served) -> None:
         {"thinking_token_budget": 100},
         {"thinking_budget_tokens": 100},
         {"stop_regex": "[0-9]"},
-        {"no_stop_trim": True},
         {"parse_tool_calls": False},
         {"lora_path": "x"},
         {"mm_processor_kwargs": {"max_pixels": 4}},
