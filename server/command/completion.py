@@ -90,9 +90,7 @@ def _fish(commands: Mapping[str, Subcommand]) -> list[str]:
             lines.append(f"{here} {_fish_flags(option.flags)} {_fish_value(option)} -d {told}")
             if option.is_switch:
                 lines.append(f"{here} {_fish_flags([option.no_flag])}")
-        if command.has_file:
-            lines.append(f"{here} -l config -r -d 'TOML file with settings'")
-        for one in command.arguments:
+        for one in command.all_arguments:
             needs = "" if one.metavar is None else " -r"
             lines.append(f"{here} {_fish_flags([one.flag])}{needs} -d {_quoted(one.meaning)}")
     return lines

@@ -133,7 +133,6 @@ RAY_SERVE = Subcommand(
     run=_run,
     arguments=(
         Argument(
-            name="replicas",
             flag="--replicas",
             metavar="N",
             default=1,
@@ -141,14 +140,12 @@ RAY_SERVE = Subcommand(
             meaning="engines; with --max-replicas the fewest",
         ),
         Argument(
-            name="max_replicas",
             flag="--max-replicas",
             metavar="N",
             read=count,
             meaning="the most engines: as many run as the requests fill the slots of",
         ),
         Argument(
-            name="ingresses",
             flag="--ingresses",
             metavar="N",
             default=1,
@@ -156,7 +153,6 @@ RAY_SERVE = Subcommand(
             meaning="HTTP applications before the engines; streams end with theirs",
         ),
         Argument(
-            name="max_moves",
             flag="--max-moves",
             metavar="N",
             default=3,
@@ -164,21 +160,17 @@ RAY_SERVE = Subcommand(
             meaning="times that a request may go on at another engine before it fails",
         ),
         Argument(
-            name="replica_cpus",
             flag="--replica-cpus",
             metavar="X",
             read=_processors,
             meaning="processors that Ray sets aside for an engine; --threads by default, or 1",
         ),
         Argument(
-            name="ray_address",
             flag="--ray-address",
             metavar="ADDRESS",
             meaning="a running cluster, or auto; by default RAY_ADDRESS, or a cluster of this machine alone",
         ),
-        Argument(
-            name="dashboard", flag="--dashboard", meaning="start Ray's dashboard with a cluster of its own"
-        ),
+        Argument(flag="--dashboard", meaning="start Ray's dashboard with a cluster of its own"),
     ),
     statuses="Exit status: 0 stopped in order, 2 bad usage, 3 replicas do not start.",
 )

@@ -38,7 +38,6 @@ def count(text: str) -> int:
 class Argument:
     """An option of a subcommand that is no setting."""
 
-    name: str
     flag: str
     meaning: str
     metavar: str | None = None  # None: a switch
@@ -46,6 +45,13 @@ class Argument:
     read: Callable[[str], Any] = str  # raises ValueError
     sets: str | None = None  # a setting that this is another way to give
     replaces_model: bool = False  # with it the subcommand wants no model
+
+    @property
+    def name(self) -> str:
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+CONFIG = Argument(flag="--config", metavar="FILE", meaning="TOML file with settings")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,19 +87,19 @@ class Subcommand:
         return [one for one in OPTIONS if one.name in self.settings]
 
     @property
-    def has_file(self) -> bool:
-        """Whether settings may come from a TOML file."""
-        return bool(self.settings) and all(one.flag != "--config" for one in self.arguments)
+    def all_arguments(self) -> list[Argument]:
+        """Its own, behind the file that settings may come from. Where a `--config` is its own, that is another file."""
+        has_file = bool(self.settings) and all(one.flag != CONFIG.flag for one in self.arguments)
+        return [*([CONFIG] if has_file else []), *self.arguments]
 
     @property
     def flags(self) -> list[str]:
         """All flags it takes."""
         switches = [option.no_flag for option in self.options if option.is_switch]
-        own = [one.flag for one in self.arguments]
-        more = ["--config"] if self.has_file else []
+        own = [one.flag for one in self.all_arguments]
         named = [flag for one in self.options for flag in one.flags]
         named += [flag for one in self.foreign for flag in one.flags]
-        return ["--help", *more, *own, *named, *switches]
+        return ["--help", *own, *named, *switches]
 
     @property
     def switches(self) -> set[str]:
@@ -117,11 +123,7 @@ def parser_of(command: Subcommand) -> argparse.ArgumentParser:
     if command.positional is not None:
         word, choices = command.positional
         parser.add_argument(word, choices=choices)
-    if command.has_file:
-        parser.add_argument(
-            "--config", metavar="FILE", help="TOML file with settings", default=argparse.SUPPRESS
-        )
-    for one in command.arguments:
+    for one in command.all_arguments:
         _add_argument(parser, one)
     for name, options in groupby(command.options, key=lambda one: one.group):
         group = parser.add_argument_group(name.lower())
@@ -175,7 +177,8 @@ def parsed(command: Subcommand, words: Sequence[str], environ: Mapping[str, str]
     _refuse_unknown(parser, command, words)
     _refuse_values_of_switches(parser, command, words)
     found = vars(parser.parse_args(words))
-    own = {one.name: found.pop(one.name) for one in command.arguments if one.sets is None}
+    own = {one.name: found.pop(one.name) for one in command.all_arguments if one.sets is None}
+    config = own.pop(CONFIG.name, None)
     if command.positional is not None:
         own[command.positional[0]] = found.pop(command.positional[0])
     for one in command.arguments:
@@ -185,12 +188,11 @@ def parsed(command: Subcommand, words: Sequence[str], environ: Mapping[str, str]
             found[one.sets] = found.pop(one.name)
     idle = {one.flags[0]: one.reason for one in command.foreign if one.flags[0] in found and one.reason}
     found = _translated(parser, command, found)
-    given = {name: value for name, value in found.items() if name != "config"}
-    settings = _settings(parser, found, environ) if command.settings else Settings()
+    settings = _settings(parser, found, config, environ) if command.settings else Settings()
     does_without = any(one.replaces_model and own[one.name] is not None for one in command.arguments)
-    if command.needs_model and command.settings and not (settings.model or does_without):
+    if command.needs_model and not (settings.model or does_without):
         parser.error("--model is needed: a GGUF file, a folder with a checkpoint, or a hub name org/name")
-    return Call(settings=settings, given=given, own=own, idle=idle, environ=environ, refuse=parser.error)
+    return Call(settings=settings, given=found, own=own, idle=idle, environ=environ, refuse=parser.error)
 
 
 def _translated(
@@ -237,15 +239,14 @@ def _refuse_values_of_switches(
 
 
 def _settings(
-    parser: argparse.ArgumentParser, flags: Mapping[str, Any], environ: Mapping[str, str]
+    parser: argparse.ArgumentParser, flags: Mapping[str, Any], config: str | None, environ: Mapping[str, str]
 ) -> Settings:
     """The settings of these flags and the other sources, checked. Exits with status 2 if any is unknown or wrong."""
     named = variables(environ)
-    config = flags.get("config", named.pop(CONFIG_ENV, None))
+    in_environ = named.pop(CONFIG_ENV, None)
     origins: dict[str, str] = {}
     try:
-        flags = {name: value for name, value in flags.items() if name != "config"}
-        values = merged(flags, named, config, origins)
+        values = merged(flags, named, in_environ if config is None else config, origins)
         if values.get("ctx_size") == 0:  # llama.cpp's way to say: the model's
             del values["ctx_size"]
         settings = Settings(**values)

@@ -24,7 +24,7 @@ from slipstream.server.command.starting import SERVE, be_considerate, load
 from slipstream.server.command.subcommand import Argument, Call, Subcommand, count
 from slipstream.server.command.terminal_chat import CHAT
 
-AS_JSON = Argument(name="json", flag="--json", meaning="figures for machines: bytes, seconds")
+AS_JSON = Argument(flag="--json", meaning="figures for machines: bytes, seconds")
 
 
 def _write(told: Mapping[str, Any], as_table: Callable[[Mapping[str, Any]], str], *, as_json: bool) -> None:
@@ -63,14 +63,12 @@ PLAN = Subcommand(
     arguments=(
         AS_JSON,
         Argument(
-            name="memory",
             flag="--memory",
             metavar="GiB",
             meaning=f"free GPU memory: a number, or one of {', '.join(GPUS)}",
             read=memory_of,
         ),
         Argument(
-            name="model_config",
             flag="--config",
             metavar="FILE",
             meaning="the model's config.json, instead of -m",
@@ -78,7 +76,6 @@ PLAN = Subcommand(
             sets="model",
         ),
         Argument(
-            name="model_draft_config",
             flag="--draft-config",
             metavar="FILE",
             meaning="a draft model's config.json, instead of -md",
@@ -139,30 +136,14 @@ PROFILE = Subcommand(
     settings=(*_COMPUTED, "temperature", "top_k", "top_p", "min_p"),
     arguments=(
         AS_JSON,
+        Argument(flag="--tasks", metavar="N", default=8, read=count, meaning="requests played in each way"),
+        Argument(flag="--tokens", metavar="N", default=64, read=count, meaning="most tokens of a reply"),
         Argument(
-            name="tasks",
-            flag="--tasks",
-            metavar="N",
-            default=8,
-            read=count,
-            meaning="requests played in each way",
-        ),
-        Argument(
-            name="tokens",
-            flag="--tokens",
-            metavar="N",
-            default=64,
-            read=count,
-            meaning="most tokens of a reply",
-        ),
-        Argument(
-            name="prompts",
             flag="--prompts",
             metavar="FILE",
             meaning="prompts, one a line; by default random words of the vocabulary",
         ),
         Argument(
-            name="trace",
             flag="--trace",
             metavar="FILE",
             meaning="write a Chrome trace of one more playing, by torch's profiler; compressed if FILE ends in .gz",
@@ -228,7 +209,6 @@ COMPILE = Subcommand(
     settings=_COMPUTED,
     arguments=(
         Argument(
-            name="arch",
             flag="--arch",
             metavar="ARCH",
             meaning="GPU architectures, as in sm_90a,sm_100",
@@ -253,12 +233,7 @@ HEALTHCHECK = Subcommand(
     run=_check_health,
     settings=("host", "port", "api_prefix", "ssl_key_file", "ssl_cert_file"),
     arguments=(
-        Argument(
-            name="url",
-            flag="--url",
-            metavar="URL",
-            meaning="address of the server, with its prefix if it has one",
-        ),
+        Argument(flag="--url", metavar="URL", meaning="address of the server, with its prefix if it has one"),
     ),
     needs_model=False,
     statuses="Exit status: 0 it takes requests, 1 it does not, 2 bad usage.",

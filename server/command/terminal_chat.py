@@ -365,16 +365,9 @@ CHAT = Subcommand(
     " the one at --url, or at the address that the settings mean.",
     run=_chat,
     arguments=(
-        Argument(name="url", flag="--url", metavar="URL", meaning="address of a running server, without /v1"),
+        Argument(flag="--url", metavar="URL", meaning="address of a running server, without /v1"),
+        Argument(flag="--system", metavar="TEXT", read=as_text, meaning="what the conversation begins with"),
         Argument(
-            name="system",
-            flag="--system",
-            metavar="TEXT",
-            read=as_text,
-            meaning="what the conversation begins with",
-        ),
-        Argument(
-            name="max_tokens",
             flag="--max-tokens",
             metavar="N",
             read=count,
