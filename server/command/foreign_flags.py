@@ -87,6 +87,14 @@ def _image_limit(text: str) -> Changes:
     return {"image_limit": str(limit)}
 
 
+def _short_for(changes: Changes, *flags: str) -> Foreign:
+    """A switch that means one setting, with a text or switched off."""
+    ((setting, value),) = changes.items()
+    name = setting.replace("_", "-")
+    meaning = f"--{name} {value}" if value else f"--no-{name}"
+    return Foreign(flags=flags, meaning=meaning, read=lambda text: changes)
+
+
 def _idle(reason: str, *flags: str, value: str | None = None, is_optional: bool = False) -> Foreign:
     meaning = f"accepted without effect: {reason}"
     return Foreign(flags=flags, meaning=meaning, value=value, is_optional=is_optional, reason=reason)
@@ -141,26 +149,14 @@ FOREIGN: Sequence[Foreign] = (
     ),
     Foreign(flags=("--reasoning-format",), meaning="as --reasoning-field", value="FORMAT", read=_reasoning),
     Foreign(flags=("--reasoning-budget",), meaning="0: --reasoning off", value="N", read=_budget),
-    Foreign(
-        flags=("--skip-chat-parsing",),
-        meaning="--chat-format none",
-        read=lambda text: {"chat_format": "none"},
-    ),
-    Foreign(
-        flags=("-v", "--verbose", "--log-verbose"),
-        meaning="--log-level debug",
-        read=lambda text: {"log_level": "debug"},
-    ),
+    _short_for({"chat_format": "none"}, "--skip-chat-parsing"),
+    _short_for({"log_level": "debug"}, "-v", "--verbose", "--log-verbose"),
     Foreign(
         flags=("-lv", "--verbosity", "--log-verbosity"), meaning="as --log-level", value="N", read=_verbosity
     ),
-    Foreign(flags=("--log-disable",), meaning="--log-level error", read=lambda text: {"log_level": "error"}),
-    Foreign(flags=("--log-jsonl",), meaning="--log-format json", read=lambda text: {"log_format": "json"}),
-    Foreign(
-        flags=("--no-mmproj", "--no-mmproj-auto", "--language-model-only"),
-        meaning="--no-vision",
-        read=lambda text: {"vision": False},
-    ),
+    _short_for({"log_level": "error"}, "--log-disable"),
+    _short_for({"log_format": "json"}, "--log-jsonl"),
+    _short_for({"vision": False}, "--no-mmproj", "--no-mmproj-auto", "--language-model-only"),
     Foreign(
         flags=("--allowed-local-media-path",),
         meaning="as --media-path",
@@ -179,7 +175,7 @@ FOREIGN: Sequence[Foreign] = (
         value="LIMITS",
         read=_image_limit,
     ),
-    Foreign(flags=("--no-ui",), meaning="--no-webui", read=lambda text: {"webui": False}),
+    _short_for({"webui": False}, "--no-ui"),
     # About what does not exist here, or cannot be otherwise.
     _cached("-ctk", "--cache-type-k"),
     _cached("-ctv", "--cache-type-v"),
