@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
-from slipstream.engine.api import Chat, ModelInfo, Prompt, Request, SlotFile, Status
+from slipstream.engine.api import AsyncEngine, Chat, ModelInfo, Prompt, Request, Status
 from slipstream.engine.drafting import Drafting
 from slipstream.engine.errors import DeviceLost, EngineStopped, Unsupported
 from slipstream.engine.service.run.admission import Places
@@ -26,6 +26,8 @@ from slipstream.server.cluster.runs import Runs
 from slipstream.server.report.logs import logger
 
 log = logger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _DRAIN_S = 0.1  # between two looks whether all streams have ended
 
@@ -45,7 +47,7 @@ class ClusterEngine:
         self._most_moves = most_moves
         self._one: ModelInfo | None = None  # of one replica, and of all
         self._all: ModelInfo | None = None
-        self._status: Status = "loading"
+        self.status: Status = "loading"
         self._streams: list[MovingStream] = []
         self._n_placing: Counter[str] = Counter()  # by owner
         self._places = Places(1)
@@ -56,7 +58,7 @@ class ClusterEngine:
         """The model is this; requests are taken from now on. info: a replica's."""
         self._one = self._all = info
         self._seeking.fingerprint = info.fingerprint
-        self._status = "ready"
+        self.status = "ready"
 
     @property
     def info(self) -> ModelInfo:
@@ -72,10 +74,6 @@ class ClusterEngine:
     def n_replicas(self) -> int:
         """Those that take requests; one while there is none, as requests wait for it."""
         return max(1, len(self._there))
-
-    @property
-    def status(self) -> Status:
-        return self._status
 
     async def submit(self, request: Request) -> MovingStream:
         self._check_open()
@@ -115,46 +113,36 @@ class ClusterEngine:
         self.runs.lose(replica, "it stops", died=False)
 
     async def prompt_ids(self, prompt: Prompt) -> list[int]:
-        found: list[int] = await self._asked("prompt_ids", prompt)
-        return found
+        return await self._asked(AsyncEngine.prompt_ids, prompt)
 
     async def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        found: list[int] = await self._asked(
-            "tokenize", text, add_special=add_special, parse_special=parse_special
+        return await self._asked(
+            AsyncEngine.tokenize, text, add_special=add_special, parse_special=parse_special
         )
-        return found
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        found: str = await self._asked("detokenize", list(token_ids))
-        return found
+        return await self._asked(AsyncEngine.detokenize, list(token_ids))
 
     async def token_bytes(self, token_ids: Sequence[int]) -> list[bytes]:
-        found: list[bytes] = await self._asked("token_bytes", list(token_ids))
-        return found
+        return await self._asked(AsyncEngine.token_bytes, list(token_ids))
 
     async def render(self, chat: Chat) -> str:
-        found: str = await self._asked("render", chat)
-        return found
+        return await self._asked(AsyncEngine.render, chat)
 
     async def speculation(self) -> Drafting:
         """Of one replica: each measures its own costs."""
-        found: Drafting = await self._asked("speculation")
-        return found
+        return await self._asked(AsyncEngine.speculation)
 
     def stats(self) -> EngineStats:
         return merged(self.runs.stats)
 
-    async def save_slot(self, slot_id: int, filename: str, tenant: str) -> SlotFile:
-        _refuse_slots()
+    async def _refuse_slots(self, *arguments: Any, **named: Any) -> NoReturn:
+        raise Unsupported("slot_save_path", "slots belong to replicas here and are not saved")
 
-    async def restore_slot(self, slot_id: int, filename: str, tenant: str) -> SlotFile:
-        _refuse_slots()
-
-    async def erase_slot(self, slot_id: int, tenant: str) -> int:
-        _refuse_slots()
+    save_slot = restore_slot = erase_slot = _refuse_slots
 
     async def drain(self, timeout_s: float) -> None:
-        self._status = "draining"
+        self.status = "draining"
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + timeout_s
         while any(not one.is_over for one in self._streams) and loop.time() < ends_s:
@@ -162,7 +150,7 @@ class ClusterEngine:
         await self._stop_all()
 
     async def close(self) -> None:
-        self._status = "draining"
+        self.status = "draining"
         for task in self._leaving:
             task.cancel()
         await self._stop_all()
@@ -172,14 +160,14 @@ class ClusterEngine:
         for stream in self._streams:
             await stream.stop(EngineStopped("the server is shutting down"))
 
-    async def _asked(self, verb: str, *arguments: Any, **named: Any) -> Any:
+    async def _asked(
+        self, method: Callable[Concatenate[Any, P], Awaitable[T]], *arguments: P.args, **named: P.kwargs
+    ) -> T:
+        """What this method of some replica's engine returns."""
         self._check_open()
-        return await asked(self._seeking.members, verb, *arguments, **named)
+        found: T = await asked(self._seeking.members, method.__name__, *arguments, **named)
+        return found
 
     def _check_open(self) -> None:
-        if self._status != "ready":
+        if self.status != "ready":
             raise EngineStopped("the server is shutting down")
-
-
-def _refuse_slots() -> NoReturn:
-    raise Unsupported("slot_save_path", "slots belong to replicas here and are not saved")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from slipstream.engine.stats import EngineStats, SlotState
+from slipstream.engine.stats import EngineStats
 from slipstream.server.report.tally import added
 
 _SUMMED = (
@@ -21,26 +21,21 @@ def merged(replicas: Mapping[str, EngineStats]) -> EngineStats:
     """
     parts = list(replicas.values())
     slots = [slot for one in parts for slot in one.slots]
-    steps = {part: sum(one.step_s.get(part, 0.0) for one in parts) for one in parts for part in one.step_s}
-    averages = {
-        part: sum(one.step_average_s.get(part, 0.0) for one in parts) / len(parts)
-        for one in parts
-        for part in one.step_average_s
-    }
+    averages = _summed([one.step_average_s for one in parts])
     return EngineStats(
-        slots=tuple(_numbered(slots)),
+        slots=tuple(replace(slot, id=number) for number, slot in enumerate(slots)),
         drafters=added(one.drafters for one in parts),
         disabled_drafters=_names(one.disabled_drafters for one in parts),
         doubtful_drafters=_names(one.doubtful_drafters for one in parts),
-        step_s=steps,
-        step_average_s=averages,
+        step_s=_summed([one.step_s for one in parts]),
+        step_average_s={part: seconds / len(parts) for part, seconds in averages.items()},
         replicas=dict(replicas),
         **{name: sum(getattr(one, name) for one in parts) for name in _SUMMED},
     )
 
 
-def _numbered(slots: Sequence[SlotState]) -> list[SlotState]:
-    return [replace(slot, id=number) for number, slot in enumerate(slots)]
+def _summed(several: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {part: sum(one.get(part, 0.0) for one in several) for one in several for part in one}
 
 
 def _names(groups: Iterable[Iterable[str]]) -> tuple[str, ...]:
