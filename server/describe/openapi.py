@@ -2,7 +2,8 @@
 headers, errors).
 
 Routes read and write their bodies without FastAPI, so each declares on its decorator what it answers (`answers`,
-`failing`) and what body it takes (`takes`). Fields are described by `Field(description=…)` on their models.
+`failing`), what body it takes (`takes`) and what query (`asks`). Fields are described by `Field(description=…)` on
+their models.
 """
 
 from __future__ import annotations
@@ -128,6 +129,17 @@ def takes(
     """`openapi_extra` of a route's decorator: its body is one of these models."""
     content = {"schema": schema_of(*models), "example": example}
     return {"requestBody": {"required": required, "content": {"application/json": content}}}
+
+
+def asks(*, required: bool = False, **parameters: tuple[str, Schema]) -> Schema:
+    """`openapi_extra` of a route's decorator: the parameters of its query, each with its meaning and its schema."""
+    told = {"in": "query", "required": required}
+    return {
+        "parameters": [
+            {"name": name, **told, "description": meaning, "schema": schema}
+            for name, (meaning, schema) in parameters.items()
+        ]
+    }
 
 
 def _event(models: Sequence[type[BaseModel]], *, has_done: bool) -> Schema:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from slipstream.engine.api import AsyncEngine
 from slipstream.engine.settings import Settings
-from slipstream.server.describe.openapi import WORK, answers, takes
+from slipstream.server.describe.openapi import WORK, answers, asks, takes
 from slipstream.server.http.auth import salted, tenant_of
 from slipstream.server.http.body import answer_json, checked, read_json
 from slipstream.server.http.error_table import bad_request, not_found
@@ -29,17 +29,7 @@ ACTIONS = (*MOVES, "erase")
 SlotNumber = Annotated[
     str, Path(description="number of the slot", json_schema_extra={"pattern": "^[0-9]{1,9}$"})
 ]
-ACTION = {
-    "parameters": [
-        {
-            "name": "action",
-            "in": "query",
-            "required": True,
-            "description": "what to do",
-            "schema": {"type": "string", "enum": list(ACTIONS)},
-        }
-    ]
-}
+ACTION = asks(required=True, action=("what to do", {"type": "string", "enum": list(ACTIONS)}))
 
 
 def routes(gate: Gate, settings: Settings) -> APIRouter:

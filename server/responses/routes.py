@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from slipstream.engine.api import AsyncEngine, EventStream
-from slipstream.server.describe.openapi import GENERATE, WORK, answers, takes
+from slipstream.server.describe.openapi import GENERATE, WORK, answers, asks, takes
 from slipstream.server.http.auth import tenant_of
 from slipstream.server.http.body import answer_json
 from slipstream.server.http.error_table import (
@@ -55,20 +55,11 @@ COUNT: Any = {
     "responses": answers(InputTokens, *WORK, 404, 429),
     "openapi_extra": takes(ResponsesRequest, example=_EXAMPLE),
 }
-PAGE = {
-    "parameters": [
-        {"name": name, "in": "query", "required": False, "description": meaning, "schema": schema}
-        for name, meaning, schema in (
-            (
-                "limit",
-                "items of a page",
-                {"type": "integer", "minimum": 1, "maximum": MOST_LISTED, "default": 20},
-            ),
-            ("order", "the newest first, or the oldest", {"type": "string", "enum": ["desc", "asc"]}),
-            ("after", "the id of the last item of the page before", {"type": "string"}),
-        )
-    ]
-}
+PAGE = asks(
+    limit=("items of a page", {"type": "integer", "minimum": 1, "maximum": MOST_LISTED, "default": 20}),
+    order=("the newest first, or the oldest", {"type": "string", "enum": ["desc", "asc"]}),
+    after=("the id of the last item of the page before", {"type": "string"}),
+)
 ResponseId = Annotated[str, Path(description="the response's `id`")]
 
 
@@ -259,9 +250,6 @@ def _listed(items: Sequence[dict[str, Any]], query: dict[str, str]) -> dict[str,
         raise bad_request("after: no item of this id is in the list", param="after")
     rest = ordered[places[0] + 1 if places else 0 :]
     page = rest[: int(limit)]
-    ends = (
-        {"first_id": page[0]["id"], "last_id": page[-1]["id"]}
-        if page
-        else {"first_id": None, "last_id": None}
-    )
-    return {"object": "list", "data": page, **ends, "has_more": len(rest) > len(page)}
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    has_more = len(rest) > len(page)
+    return {"object": "list", "data": page, "first_id": first, "last_id": last, "has_more": has_more}
