@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from slipstream.server.describe.shape import optional
-from slipstream.server.http.body import wrong
+from slipstream.server.http.body import type_of, wrong
 from slipstream.server.http.error_table import bad_request
 from slipstream.server.images.image_part import ImagePart, Placed, images_in, joined
 from slipstream.server.openai import sent
@@ -39,22 +39,19 @@ def read_texts(value: Any) -> Any:
 
 def read_result(value: Any) -> Any:
     """What a tool returned: a text, or texts and images."""
-    if not isinstance(value, list) or not any(_is_image(one) for one in value):
+    if not isinstance(value, list) or not any(type_of(one) == "image" for one in value):
         return read_texts(value)
     return [
-        ImagePart(read_source(one.get("source"))) if _is_image(one) else read_content([one]) for one in value
+        ImagePart(read_source(one.get("source"))) if type_of(one) == "image" else read_content([one])
+        for one in value
     ]
-
-
-def _is_image(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") == "image"
 
 
 def read_source(value: Any) -> Any:
     """Where an image is to be had, as an address."""
-    if isinstance(value, dict) and value.get("type") == "url" and isinstance(value.get("url"), str):
+    if type_of(value) == "url" and isinstance(value.get("url"), str):
         return value["url"]
-    if isinstance(value, dict) and value.get("type") == "base64":
+    if type_of(value) == "base64":
         kind, data = value.get("media_type"), value.get("data")
         if kind in MEDIA and isinstance(data, str):
             return f"data:{kind};base64,{data}"
@@ -153,7 +150,7 @@ ALL_KINDS = ("text", "image", "thinking", "redacted_thinking", "tool_use", "tool
 
 
 def read_block(value: Any) -> Any:
-    if not isinstance(value, dict) or not isinstance(value.get("type"), str):
+    if not isinstance(type_of(value), str):
         raise wrong("Input should be an object with a type")
     if value["type"] not in ALL_KINDS:
         raise wrong(
@@ -189,7 +186,7 @@ OneBlock = Annotated[
     | Annotated[ToolUseBlock, Tag(":tool_use")]
     | Annotated[ToolResultBlock, Tag(":tool_result")],
     # The colon marks a name in an error's location that is no field (`http/body.py`).
-    Discriminator(lambda value: f":{value['type'] if isinstance(value, dict) else value.type}"),
+    Discriminator(lambda value: f":{value['type']}"),
     BeforeValidator(read_block, AnyBlock),
 ]
 Blocks = Annotated[

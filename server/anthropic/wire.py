@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from slipstream.server.anthropic.content_blocks import Turns, images_of, read_texts
 from slipstream.server.describe.shape import optional
-from slipstream.server.http.body import wrong
+from slipstream.server.http.body import type_of, wrong
 from slipstream.server.images.image_part import Placed
 from slipstream.server.openai import sent, structured
 from slipstream.server.openai.readers import INT32, Stops, TemplateKwargs, Texts
@@ -64,7 +64,7 @@ MODES: dict[str, Literal["auto", "required", "none"]] = {"auto": "auto", "any": 
 def read_choice(value: Any) -> Any:
     if value is None:
         return None
-    if not isinstance(value, dict) or value.get("type") not in (*MODES, "tool"):
+    if type_of(value) not in (*MODES, "tool"):
         raise wrong(f"Input should be an object with one of the types {', '.join(MODES)}, tool")
     alone = value.get("disable_parallel_tool_use")
     if not isinstance(alone, bool | None):
@@ -80,7 +80,7 @@ def read_output_format(value: Any) -> Any:
     """`{"type": "json_schema", "schema": …}` as the source of a grammar."""
     if value is None:
         return None
-    if not isinstance(value, dict) or value.get("type") != "json_schema":
+    if type_of(value) != "json_schema":
         raise wrong("Input should be an object of the type 'json_schema'")
     return structured.read_response_format({"type": "json_schema", "schema": value.get("schema")})
 

@@ -42,6 +42,11 @@ def wrong(message: str, *, code: str = "invalid_value") -> PydanticCustomError:
     return PydanticCustomError(code, "{reason}", {"reason": message})
 
 
+def type_of(value: Any) -> Any:
+    """The `type` of an object, which may be of any kind; None for what is no object."""
+    return value.get("type") if isinstance(value, dict) else None
+
+
 async def read_json(request: Request, reading: Callable[[dict[str, Any]], T]) -> T:
     """What `reading` makes of the body, an object. Raises `Refused`, and what `reading` raises.
 

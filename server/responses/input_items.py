@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationInfo
 
 from slipstream.server.describe.shape import optional
-from slipstream.server.http.body import wrong
+from slipstream.server.http.body import type_of, wrong
 from slipstream.server.images.image_part import Content, ImagePart, Placed, images_in
 from slipstream.server.openai import sent
 from slipstream.server.openai.readers import DETAILS, check_shows
@@ -56,7 +56,7 @@ def read_texts(value: Any) -> Any:
         raise wrong("Input should be a string or a list of text parts")
     texts = []
     for part in value:
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        if not isinstance(type_of(part), str):
             raise wrong("Each part should be an object with a type")
         if part["type"] not in TEXTS:
             raise wrong(
@@ -72,14 +72,10 @@ def read_texts(value: Any) -> Any:
 
 def read_content(value: Any, info: ValidationInfo) -> Any:
     """A text, or texts and images; texts without images are joined by line breaks."""
-    if not isinstance(value, list) or not any(_is_image(one) for one in value):
+    if not isinstance(value, list) or not any(type_of(one) == "input_image" for one in value):
         return read_texts(value)
     check_shows(info.data.get("role"))
-    return [_image(one) if _is_image(one) else read_texts([one]) for one in value]
-
-
-def _is_image(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") == "input_image"
+    return [_image(one) if type_of(one) == "input_image" else read_texts([one]) for one in value]
 
 
 def _image(part: dict[str, Any]) -> ImagePart:
@@ -161,10 +157,8 @@ KINDS = (
 )
 
 
-def _kind(value: Any) -> str:
+def _kind(value: dict[str, Any]) -> str:
     """The type of an item: one without is a message or, if it has nothing but an id, a reference."""
-    if not isinstance(value, dict):
-        return getattr(value, "type", "")
     kind = value.get("type")
     if kind is None:
         return "message" if "role" in value or "content" in value else "item_reference"

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BeforeValidator, Field
 
-from slipstream.server.http.body import wrong
+from slipstream.server.http.body import type_of, wrong
 from slipstream.server.openai import sent
 from slipstream.server.openai.tools import (
     MAX_TOOLS,
@@ -115,9 +115,9 @@ def read_flat_tools(value: Any) -> Any:
         group, members = _group(one)
         listed = []
         for member in members:
-            if _is_hosted(member):
+            if type_of(member) in HOSTED:
                 continue
-            (function,), is_custom = read_tools([_nested(member)]), _is_custom(member)
+            (function,), is_custom = read_tools([_nested(member)]), type_of(member) == "custom"
             name = function["function"]["name"]
             flat = flat_name(group["name"] if group else None, name)
             functions.append({**function, "function": {**function["function"], "name": flat}})
@@ -134,7 +134,7 @@ def read_flat_tools(value: Any) -> Any:
 
 def _group(tool: Any) -> tuple[dict[str, Any] | None, Sequence[Any]]:
     """A namespace as it is shown, with its tools; None with any other tool."""
-    if not isinstance(tool, dict) or tool.get("type") != "namespace":
+    if type_of(tool) != "namespace":
         return None, [tool]
     name, description, members = tool.get("name"), tool.get("description"), tool.get("tools")
     if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -146,10 +146,6 @@ def _group(tool: Any) -> tuple[dict[str, Any] | None, Sequence[Any]]:
     return {"type": "namespace", "name": name, "description": description or ""}, members
 
 
-def _is_custom(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") == "custom"
-
-
 def _custom_shown(value: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value[name] for name in ("type", "name", "description", "format") if name in value}
 
@@ -157,41 +153,33 @@ def _custom_shown(value: Mapping[str, Any]) -> dict[str, Any]:
 def _custom_description(value: Mapping[str, Any]) -> Any:
     """What the model is told of a custom tool: its description, and the grammar of its text, which is not enforced."""
     description, form = value.get("description"), value.get("format")
-    if form is None or (isinstance(form, dict) and form.get("type") == "text"):
+    if form is None or type_of(form) == "text":
         return description
-    syntax, definition = (
-        (form.get(name) for name in ("syntax", "definition")) if isinstance(form, dict) else (0, 0)
-    )
-    if syntax not in ("lark", "regex") or not isinstance(definition, str) or form.get("type") != "grammar":
+    is_grammar = type_of(form) == "grammar" and isinstance(form.get("definition"), str)
+    if not is_grammar or form.get("syntax") not in ("lark", "regex"):
         raise wrong("A format should be text, or a grammar with a syntax, lark or regex, and a definition")
     if not isinstance(description, str | None):
         return description
-    return f"{description or ''}\n\nThe input follows this {syntax} grammar:\n{definition}".strip()
-
-
-def _is_hosted(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") in HOSTED
+    told = f"The input follows this {form['syntax']} grammar:\n{form['definition']}"
+    return f"{description or ''}\n\n{told}".strip()
 
 
 def _nested(value: Any) -> Any:
     """`{"type": "function", "name": …}` as `{"type": "function", "function": {"name": …}}`; custom tools too."""
-    if _is_custom(value):
+    if type_of(value) == "custom":
         told = {"description": _custom_description(value), "parameters": TEXT_PARAMETERS}
         return {"type": "function", "function": {"name": value.get("name"), **told}}
-    if not isinstance(value, dict) or value.get("type") != "function" or "function" in value:
+    if type_of(value) != "function" or "function" in value:
         return value
     return {"type": "function", "function": {name: one for name, one in value.items() if name != "type"}}
 
 
 def read_flat_choice(value: Any) -> Any:
     """A `tool_choice`, with the names of functions beside their type."""
-    if not isinstance(value, dict):
-        return read_tool_choice(value)
-    if _is_hosted(value):
+    if type_of(value) in HOSTED:
         raise wrong("only tools of type 'function' are supported", code="unsupported_value")
-    tools = value.get("tools")
-    if value.get("type") == "allowed_tools" and isinstance(tools, list):
-        return read_tool_choice({**value, "tools": [_chosen(one) for one in tools]})
+    if type_of(value) == "allowed_tools" and isinstance(value.get("tools"), list):
+        return read_tool_choice({**value, "tools": [_chosen(one) for one in value["tools"]]})
     return read_tool_choice(_chosen(value))
 
 
