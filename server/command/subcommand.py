@@ -93,20 +93,13 @@ class Subcommand:
         return [*([CONFIG] if has_file else []), *self.arguments]
 
     @property
-    def flags(self) -> list[str]:
-        """All flags it takes."""
-        switches = [option.no_flag for option in self.options if option.is_switch]
-        own = [one.flag for one in self.all_arguments]
-        named = [flag for one in self.options for flag in one.flags]
-        named += [flag for one in self.foreign for flag in one.flags]
-        return ["--help", *own, *named, *switches]
-
-    @property
-    def switches(self) -> set[str]:
-        """The flags that take no value."""
-        settings = {flag for one in self.options if one.is_switch for flag in (*one.flags, one.no_flag)}
-        own = {one.flag for one in self.arguments if one.metavar is None}
-        return settings | own | {flag for one in self.foreign if one.value is None for flag in one.flags}
+    def flags(self) -> dict[str, bool]:
+        """All flags it takes, each with whether it is a switch, which takes no value."""
+        own = {one.flag: one.metavar is None for one in self.all_arguments}
+        settings = {flag: one.is_switch for one in self.options for flag in one.flags}
+        opposites = {one.no_flag: True for one in self.options if one.is_switch}
+        foreign = {flag: one.value is None for one in self.foreign for flag in one.flags}
+        return {"--help": False, **own, **settings, **opposites, **foreign}
 
 
 def parser_of(command: Subcommand) -> argparse.ArgumentParser:
@@ -225,7 +218,7 @@ def _refuse_values_of_switches(
     parser: argparse.ArgumentParser, command: Subcommand, words: Sequence[str]
 ) -> None:
     """Exit with status 2 on `--exact=true` and `--exact true`: argparse would not say what to write instead."""
-    switches = command.switches
+    switches = {flag for flag, is_switch in command.flags.items() if is_switch}
     for word, after in pairwise([*words, ""]):
         if word == "--":
             return
