@@ -20,7 +20,7 @@ HEARERS: list[Callable[[frozenset[str]], None]] = []
 
 
 class RayMembers:
-    """Implements `cluster_engine.Members` by a handle of the replicas' deployment."""
+    """Implements `placement.Members` by a handle of the replicas' deployment."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
