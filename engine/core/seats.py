@@ -193,8 +193,3 @@ class Seats:
         for where in (self.running, self.preempted):
             if slot in where:
                 where.remove(slot)
-        if slot.constraint is not None:
-            try:
-                slot.constraint.close()
-            except Exception:
-                log.exception("a grammar could not be closed request=%s", slot.request.id)

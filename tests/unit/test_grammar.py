@@ -119,6 +119,37 @@ def test_pushing_and_popping_leaves_what_a_fresh_constraint_has(grammars: Gramma
         assert moved.complete == fresh.complete
 
 
+@pytest.mark.parametrize("way", ["draft", "guess", "cut back", "reply before"])
+def test_a_mask_is_not_that_of_other_text_of_the_same_shape(
+    grammars: Grammars, tokenizer: Tokenizer, way: str
+) -> None:
+    """A string is a key or an element by what opened it, and other tokens, now taken back, had opened it otherwise."""
+    nested = Grammar("json_schema", '{"type": "object"}')
+    ids = {tokenizer.decode([one]): one for one in range(VOCAB)}
+    before, key, element, name = [ids['{"'], ids["name"], ids['": ']], ids['{"'], ids['["'], ids["the"]
+    constraint, fresh = (constraint_of(grammars, nested, tenant=one) for one in (way, "fresh"))
+    assert all(constraint.push(one) for one in before)
+    if way == "draft":
+        constraint.masks([key])
+    elif way == "guess":
+        constraint.mask([key])
+    elif way == "cut back":
+        assert constraint.push(key)
+        constraint.masks()
+        constraint.pop(1)
+    else:
+        assert constraint.push(key)
+        constraint.masks()
+        constraint = constraint_of(grammars, nested, tenant=way)
+        assert all(constraint.push(one) for one in before)
+    for one in (element, name):
+        assert constraint.push(one)
+    assert all(fresh.push(one) for one in (*before, element, name))
+    assert allowed(constraint) == allowed(fresh)
+    assert ids['": '] not in allowed(constraint)
+    assert ids['"]'] in allowed(constraint)
+
+
 def test_masks_after_drafts_are_those_of_the_tokens(grammars: Grammars) -> None:
     random = np.random.default_rng(2)
     tokens = walk(constraint_of(grammars, SCHEMA), random)
@@ -178,7 +209,7 @@ def test_it_is_complete_when_only_an_end_token_can_follow(grammars: Grammars, to
 def think(grammars: Grammars, opener: int | None) -> Constraint:
     made = constraint_of(grammars, SCHEMA)
     thinking = Thinking(opener, b"</t>")
-    return Constraint(made._first, made._matcher, thinking, made._token_bytes, made._take_back, made._n_words)
+    return Constraint(made._first, thinking, made._token_bytes, made._n_words)
 
 
 def test_thinking_is_free_and_the_grammar_rules_behind_its_end(
@@ -299,31 +330,6 @@ def test_compiled_grammars_are_kept_but_not_without_bound(
     assert [source for *_, source in grammars._kept] == ["ab", "ac"]
 
 
-@pytest.mark.parametrize("grammar", KINDS, ids=lambda one: one.kind)
-def test_a_matcher_that_is_used_again_starts_anew(tokenizer: Tokenizer, grammar: Grammar) -> None:
-    grammars, random = Grammars(tokenizer, VOCAB), np.random.default_rng(3)
-    fresh = Grammars(tokenizer, VOCAB)
-    for _ in range(5):
-        constraint = constraint_of(grammars, grammar)
-        tokens = walk(constraint, random, int(random.integers(1, 30)))
-        for n in range(len(tokens)):
-            anew = constraint_of(fresh, grammar)
-            assert all(anew.push(one) for one in tokens[:n])
-            again = constraint_of(grammars, grammar)
-            assert all(again.push(one) for one in tokens[:n])
-            assert allowed(again) == allowed(anew)
-            again.close()
-        matcher = constraint._matcher
-        constraint.close()
-        assert grammars._used[-1][1] is matcher
-    assert grammars._used
-    assert not fresh._used
-    for i in range(20):
-        constraint_of(grammars, Grammar("regex", f"b{i}")).close()
-    assert len(grammars._used) <= 16
-    assert all(key[2].startswith("b") for key, _ in grammars._used)
-
-
 # --- what would cost others ---
 
 PRIME = json.dumps({"type": "integer", "multipleOf": 9999991})
@@ -373,8 +379,7 @@ def test_a_child_that_is_lost_costs_one_request(tokenizer: Tokenizer) -> None:
 
 def test_tenants_share_no_grammars(grammars: Grammars) -> None:
     first = constraint_of(grammars, SCHEMA, tenant="a")
-    first.close()
-    assert constraint_of(grammars, SCHEMA, tenant="a")._matcher is first._matcher
+    assert constraint_of(grammars, SCHEMA, tenant="a")._first is first._first
     assert constraint_of(grammars, SCHEMA, tenant="b")._first is not first._first
 
 

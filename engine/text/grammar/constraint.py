@@ -1,7 +1,10 @@
 """Grammars for replies: which tokens may come next, whatever was drafted before them.
 
 llguidance parses; this file says what a slot does with it. A constraint is a cache of the reply's tokens like
-everything else: they can be pushed and popped, so drafts are checked on the very matcher that the reply moves.
+everything else: they can be pushed and popped. Whether drafts are legal is found out on the very matcher that the reply
+moves. The masks behind them are those of a copy of it: llguidance (1.7.2 to 1.9.1) keeps its last mask by the number of
+the parser's rows and the lexer's state, and keeps it when it is rolled back, so that other text of the same shape would
+get the mask of what was taken back.
 
 Where a grammar forces text, llguidance's mask allows only the canonical next token, drafts or not. So a mask is a
 function of the tokens before it alone, and forced text can be drafted with certainty. It is asked for once: while a
@@ -11,7 +14,8 @@ reply follows it, its masks are known, and the matcher, which is moved only when
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -51,25 +55,22 @@ class Constraint:
     def __init__(
         self,
         first: Any,
-        matcher: Any,
         thinking: Thinking | None,
         token_bytes: Callable[[int], bytes],
-        take_back: Callable[[Any], None],
         n_words: int,
     ) -> None:
-        """first, matcher: two of the grammar's matchers in their first states; the second is moved.
+        """first: the grammar's matcher in its first state, which is not moved. token_bytes: what a token writes.
 
-        token_bytes: what a token writes. take_back: is given the moved matcher when the reply is over. n_words: of a
-        mask.
+        n_words: of a mask.
         """
         self.failure: str | None = None  # why no token may follow where none could be picked
         self._first = first
-        self._matcher = matcher
+        self._matcher = first.deep_copy()
         self._thinking = thinking
         self._token_bytes = token_bytes
-        self._take_back = take_back
         self._n_words = n_words
         self._tokens: list[int] = []  # of the reply
+        self._n_masked = 0  # tokens that the matcher had seen when its last mask was taken
         self._forced = ForcedText()
         # The last tokens, so many, that the matcher has not seen; behind them more text is forced.
         self._n_behind = 0
@@ -119,16 +120,15 @@ class Constraint:
         n_unseen = min(self._n_behind, n_tokens)
         self._n_behind -= n_unseen
         before = self._n_ruled - n_unseen
-        del self._tokens[len(self._tokens) - n_tokens :]
-        n_left = len(self._tokens)
+        self._cut(len(self._tokens) - n_tokens)
+        self._roll_back(before - self._n_ruled)
+
+    def _cut(self, n_left: int) -> None:
+        """Forget the tokens behind the first n_left; what the matcher has seen of them is the caller's affair."""
+        del self._tokens[n_left:]
         if self._thinking is not None and (n_left < (self._n_free or 0) or not n_left):
             self._n_free = None
         self._forced.cut(n_left)
-        self._roll_back(before - self._n_ruled)
-
-    def close(self) -> None:
-        """The reply is over."""
-        self._take_back(self._matcher)
 
     def masks(self, drafts: Sequence[int] = ()) -> list[Words | None]:
         """What may follow after 0, 1, … drafts: [1 + n_drafts]; None where everything may.
@@ -136,19 +136,39 @@ class Constraint:
         Masks behind a forbidden draft are None, as no pick can accept that draft.
         """
         found = [self._mask()]
-        for token_id in drafts:
-            if not self._push(token_id):
-                break
-            found.append(self._mask())
-        self.pop(len(found) - 1)
+        self.pop(0)
+        if drafts:
+            with self._aside():
+                for token_id in drafts:
+                    if not self._push(token_id):
+                        break
+                    found.append(self._mask())
         return found + [None] * (1 + len(drafts) - len(found))
 
     def mask(self, drafts: Sequence[int]) -> Words | None:
         """The last of `masks`."""
-        n_pushed = self._pushed(drafts)
-        found = self._mask() if n_pushed == len(drafts) else None
-        self.pop(n_pushed)
-        return found
+        if not drafts:
+            return self.masks()[0]
+        with self._aside():
+            return self._mask() if self._pushed(drafts) == len(drafts) else None
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """What is pushed and masked within is of drafts: a copy of the matcher sees it, and it is taken back."""
+        matcher, n_masked, n_behind, n_tokens = (
+            self._matcher,
+            self._n_masked,
+            self._n_behind,
+            len(self._tokens),
+        )
+        self._matcher = without_panics(matcher.deep_copy)()
+        try:
+            yield
+        finally:
+            # Each draft that meets a limit costs as much as the limit allows.
+            self._takes_drafts = self._takes_drafts and not self._matcher.is_error()
+            self._matcher, self._n_masked, self._n_behind = matcher, n_masked, n_behind
+            self._cut(n_tokens)
 
     def n_legal(self, after: Sequence[int], drafts: Sequence[int]) -> int:
         """How many of the drafts, behind those of `after`, the grammar has a place for."""
@@ -208,8 +228,9 @@ class Constraint:
             return
         # Each draft that meets a limit costs as much as the limit allows, and the matcher's making.
         self._takes_drafts = self._takes_drafts and not self._matcher.is_error()
-        if self._matcher.is_error() or not self._matcher.rollback(n_tokens):
-            self._matcher, self._n_behind = self._first.deep_copy(), 0
+        knows_taken_back = self._n_masked > self._n_ruled  # its last mask is of what is taken back
+        if knows_taken_back or self._matcher.is_error() or not self._matcher.rollback(n_tokens):
+            self._matcher, self._n_behind, self._n_masked = self._first.deep_copy(), 0, 0
             self._consumed(self._tokens[len(self._tokens) - self._n_ruled :])
 
     @without_panics
@@ -254,6 +275,7 @@ class Constraint:
             return None
         if self._n_free is not None and (known := self._known()) and not self._is_lost:
             return _with(np.zeros(self._n_words, np.int32), known[0])
+        self._n_masked = self._n_ruled
         words = np.frombuffer(self._timed(self._matcher.compute_bitmask), np.int32)  # [n_words]
         if self._matcher.is_error() and not self._is_lost:
             self.failure = first_line(self._matcher.get_error())

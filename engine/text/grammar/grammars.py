@@ -22,7 +22,6 @@ Key = tuple[str, str, str]  # a grammar's tenant, kind and source
 
 _MOST_KEPT = 64  # compiled grammars
 _MOST_SOURCE = 8 << 20  # characters of all their sources; a matcher takes some 50 bytes for each
-_MOST_USED = 16  # matchers that replies have moved: up to 20 MB each, for the states of their lexers
 
 
 class Grammars:
@@ -39,8 +38,6 @@ class Grammars:
         self._trial: Trial | None = None
         self._turns: Turns[Any] = Turns("grammars")
         self._kept: OrderedDict[Key, Any] = OrderedDict()
-        # Matchers of replies that are over: what they have found out about their grammar makes the next reply cheaper.
-        self._used: list[tuple[Key, Any]] = []
         self._lock = threading.Lock()  # held for moments, as the engine's thread takes it too
 
     def constraint(
@@ -60,16 +57,6 @@ class Grammars:
         future: Future[Constraint] = Future()
         future.set_result(self._constraint(key, first, thinking))
         return future
-
-    @without_panics
-    def _take_back(self, key: Key, matcher: Any) -> None:
-        """Keep the matcher of a reply that is over, in its first state."""
-        if matcher.is_error() or not matcher.reset():
-            return
-        with self._lock:
-            if key in self._kept:
-                self._used.append((key, matcher))
-                del self._used[: len(self._used) - _MOST_USED]
 
     def close(self) -> None:
         """End the child process. Grammars that are not compiled yet are cancelled."""
@@ -99,15 +86,10 @@ class Grammars:
     @without_panics
     def _constraint(self, key: Key, first: Any, thinking: Thinking | None) -> Constraint:
         self._keep(key, first)
-        with self._lock:
-            used = next((i for i, (of, _) in enumerate(self._used) if of == key), None)
-            matcher = None if used is None else self._used.pop(used)[1]
         return Constraint(
             first,
-            matcher or first.deep_copy(),
             thinking,
             token_bytes=self._text.token_bytes,
-            take_back=partial(self._take_back, key),
             n_words=0 if self._compiler is None else self._compiler.n_words,
         )
 
@@ -118,8 +100,7 @@ class Grammars:
             while len(self._kept) > 1 and (
                 len(self._kept) > _MOST_KEPT or sum(len(source) for *_, source in self._kept) > _MOST_SOURCE
             ):
-                gone, _ = self._kept.popitem(last=False)
-                self._used = [one for one in self._used if one[0] != gone]
+                self._kept.popitem(last=False)
 
     def _thinking(self, grammar: Grammar, prompt_tail: str) -> Thinking | None:
         """How the reply may think before the grammar begins; None if it begins at once."""
