@@ -93,13 +93,13 @@ class Output:
         self._texts: list[str] = []  # of the open item
         self._logprobs: list[dict[str, Any]] = []
 
-    def add(self, pieces: Iterable[Piece], logprobs: Sequence[dict[str, Any]] = ()) -> list[Event]:
-        """The events that pieces make. `logprobs`: of the tokens that wrote them; they go with the visible text."""
+    def add(self, pieces: Iterable[tuple[Piece, Sequence[dict[str, Any]]]]) -> list[Event]:
+        """The events that pieces make, each with the log-probabilities of the tokens that wrote it."""
         events: list[Event] = []
-        for piece in pieces:
+        for piece, logprobs in pieces:
             if isinstance(piece, Content | Reasoning):
                 if piece.text or logprobs:
-                    events += self._write(piece, logprobs if isinstance(piece, Content) else ())
+                    events += self._write(piece, logprobs)
             elif isinstance(piece, CallStart):
                 events += [*self.close(), *self._begin_call(piece.name)]
             elif isinstance(piece, CallArguments):

@@ -17,6 +17,7 @@ from slipstream.server.openai.job import Happened, Job, delta_of
 from slipstream.server.openai.progress import TimingsSoFar
 from slipstream.server.openai.tools import ToolChoice
 from slipstream.server.responses.input_items import AnyItem, shown
+from slipstream.server.responses.judged_text import Judged, JudgedText
 from slipstream.server.responses.offered import Offered
 from slipstream.server.responses.output import Event, Output
 from slipstream.server.responses.wire import SEALED_THINKING, ResponsesRequest
@@ -50,6 +51,7 @@ class ResponseReply:
         self._items = items
         self._keep = keep
         self._text = job.wanted.text(stream.prompt_tail)
+        self._judged = JudgedText(self._text)
         asked = wire.reasoning
         self._output = Output(
             job.id.removeprefix(PREFIX),
@@ -112,14 +114,16 @@ class ResponseReply:
         self._end(status="cancelled")
 
     def _add(self, happened: Happened) -> list[Event]:
-        pieces, delta = self._text.read(delta_of(happened))
-        table = logprobs.of_chat(delta.logprobs) if self._job.wanted.logprobs is not None else None
-        return self._output.add(pieces, table["content"] if table else ())
+        return self._written(self._judged.read(delta_of(happened)))
+
+    def _written(self, pieces: Iterable[Judged]) -> list[Event]:
+        tables = ((piece, logprobs.of_chat(tokens)) for piece, tokens in pieces)
+        return self._output.add((piece, table["content"] if table else ()) for piece, table in tables)
 
     def _finish(self, ends: Sequence[Done]) -> list[Event]:
         """The last events of the output; the response is complete then."""
         (end,) = ends
-        events = self._output.add(self._text.finish())
+        events = self._written(self._judged.finish())
         if not self._output.items:
             events += self._output.empty()
         is_cut = end.reason == "length"

@@ -12,7 +12,7 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel
 
-from slipstream.engine.api import Chat, Failed, Request
+from slipstream.engine.api import Chat, Delta, Failed, Request, TokenLogprob
 from slipstream.engine.errors import StepFailed
 from slipstream.server.responses.kept import KeptResponses
 from tests.http.fake import INFO, delta, done, words
@@ -179,6 +179,37 @@ def test_log_probabilities(client: OpenAI) -> None:
     assert "".join(one.token for one in part.logprobs) == TEN
     assert sum(len(one.logprobs) for one in deltas) == len(part.logprobs) == 10
     assert [len(one.top_logprobs) for one in part.logprobs] == [2] * 10
+
+
+@pytest.mark.usefixtures("hermes")
+@pytest.mark.parametrize("opening", ["", THOUGHT])
+def test_log_probabilities_go_with_the_text_that_their_tokens_wrote(server: Served, opening: str) -> None:
+    """However many tokens come in a step; also of text that was held back, as it could have been a call's marker."""
+    said = "a < b,  < or\n\n   <tool_cat>, I look. "
+    text = opening + said + CALL + "\n" + SECOND
+    tokens = [text[i : i + 3] for i in range(0, len(text), 3)]
+    judged = [TokenLogprob(i, one.encode(), -float(i), offset=3 * i) for i, one in enumerate(tokens)]
+    fields: dict[str, Any] = {"tools": [LOOK, PING], "include": ["message.output_text.logprobs"]}
+    found = []
+    for n in (1, 2, 3, 7, 100):
+        steps = [
+            Delta("".join(some), (1,) * len(some), (None,) * len(some), some, tuple(judged[i : i + n]))
+            for i in range(0, len(tokens), n)
+            if (some := tuple(tokens[i : i + n]))
+        ]
+        server.engine.script = lambda request, steps=steps: [*steps, done(request, len(tokens))]
+        told = events(server, **fields)
+        (message,) = (one for one in told[-1]["response"]["output"] if one["type"] == "message")
+        (part,) = message["content"]
+        deltas = [one for one in told if one["type"] == "response.output_text.delta"]
+        assert [each for one in deltas for each in one["logprobs"]] == part["logprobs"]
+        found.append(part)
+    assert all(one == found[0] for one in found)
+    first, last = len(opening) // 3, (text.index("<tool_call>") - 1) // 3
+    places = [-int(one["logprob"]) for one in found[0]["logprobs"]]
+    assert places == [*range(places[0], places[-1] + 1)]
+    assert places[0] in (first, first + 1)
+    assert last - 1 <= places[-1] <= last
 
 
 def test_a_cut_reply_is_incomplete(client: OpenAI, server: Served) -> None:
