@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 
 from slipstream.engine.api import (
     AsyncEngine,
@@ -126,12 +127,17 @@ def _done(happened: Done | Failed) -> Done:
 
 
 async def _wanted(reply: Reply, streams: Sequence[EventStream]) -> AsyncGenerator[tuple[int, Event], None]:
-    """Events of all choices. A choice whose further text would not be sent (`is_ended`) is asked to finish."""
+    """Events of all choices. A choice whose further text would not be sent (`is_ended`) is asked to finish.
+
+    How far it comes until then depends on drafts and load; what it meets there, a limit or a stop string, is not told.
+    """
     async with aclosing(_merged(streams)) as events:
         async for index, happened in events:
             if isinstance(happened, Delta) and reply.is_ended(index):
                 streams[index].finish()
                 continue
+            if isinstance(happened, Done) and reply.is_ended(index):
+                happened = replace(happened, reason="stop", stop_string=None, stop_token=None)
             yield index, happened
 
 

@@ -186,6 +186,28 @@ def test_tokens_behind_the_last_call_are_not_sent(server: Served) -> None:
     assert found[0] < len(CALL + "\n" + SECOND * 2) // 3
 
 
+@pytest.mark.parametrize("n_burst", [1, 7, 100])
+@pytest.mark.parametrize(("reason", "stop_string"), [("stop", None), ("length", None), ("stop", "</tool")])
+def test_what_the_generation_meets_behind_the_last_call_is_not_told(
+    server: Served, n_burst: int, reason: str, stop_string: str | None
+) -> None:
+    """Whether it comes so far depends on how many tokens come in a step."""
+
+    def script(request: Request) -> Iterator[Step]:
+        *steps, _ = says(CALL + "\n" + SECOND * 3, n_burst)(request)
+        yield from steps
+        yield done(request, 80, reason, stop_string=stop_string)
+
+    server.engine.script = script
+    body = server.chat(tools=TOOLS, parallel_tool_calls=False).json()
+    assert body["choices"][0]["finish_reason"] == "tool_calls"
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    tools = [{"name": "get_weather", "input_schema": {"type": "object"}}]
+    asked = {"messages": HI, "max_tokens": 99, "tools": tools, "tool_choice": choice}
+    message = server.post("/v1/messages", asked).json()
+    assert (message["stop_reason"], message["stop_sequence"]) == ("tool_use", None)
+
+
 def test_one_call_and_the_end_is_not_cut(server: Served) -> None:
     server.engine.script = says(CALL)
     body = server.chat(tools=TOOLS, parallel_tool_calls=False).json()
