@@ -156,8 +156,8 @@ def slowest(constraint: Constraint, n_tokens: int, dice: random.Random) -> float
         drafts = [int(one) for one in dice.choices(allowed, k=N_DRAFTS)]
         timed(lambda drafts=drafts: constraint.n_legal((), drafts))
         timed(lambda: constraint.forced((), N_DRAFTS))
+        timed(lambda drafts=drafts: constraint.mask(drafts[:1]))
         timed(lambda token_id=drafts[0]: constraint.push(token_id))
-    timed(constraint.close)
     return found
 
 
