@@ -43,8 +43,9 @@ def gemma4_assistant(keys: Keys) -> Config:
     """Layers with queries alone, for which the target's keys and values stand.
 
     All of them count as layers of prediction. Raises as `gemma4`. A file has no clusters of tokens: converters leave
-    them out, and guesses look at all tokens. No assistant caps its logits, whatever the file says of that.
+    them out, and guesses look at all tokens.
     """
+    keys.heeded.add("final_logit_softcapping")  # no assistant caps its logits, whatever the file says of that
     n_layers = keys.count("block_count")
     if keys.n_layers:  # those that are no layers of prediction
         raise keys.refuse("nextn_predict_layers", f"must be block_count = {n_layers}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ class Keys:
     metadata: Mapping[str, Any]
     tensors: Mapping[str, Stored]
     architecture: str
+    heeded: set[str] = field(default_factory=set, compare=False)  # names of what was read so far
 
     def refuse(self, name: str, reason: str) -> UnsupportedModel:
         """The error that names file, key and value."""
@@ -92,6 +93,7 @@ class Keys:
 
     def flags(self, name: str, n: int) -> list[bool] | None:
         """A truth value for each of n layers, None if the file has none."""
+        self.heeded.add(name)
         value = self.metadata.get(self.full(name))
         if value is not None and (not isinstance(value, list) or len(value) < n):
             raise self.refuse(name, f"must be a list of {n} values")
@@ -142,6 +144,7 @@ class Keys:
         return self.count("embedding_length") // max(self.count("attention.head_count"), 1)
 
     def _value(self, name: str, default: Any) -> Any:
+        self.heeded.add(name)
         value = self.metadata.get(self.full(name), default)
         if value is None:
             raise self.missing(name)

@@ -5,7 +5,7 @@ What the format leaves out is what llama.cpp (github.com/ggml-org/llama.cpp, src
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from slipstream.engine.checkpoint.gguf.config_parts import (
@@ -29,7 +29,7 @@ from slipstream.engine.checkpoint.gguf.step35_keys import step35
 from slipstream.engine.errors import UnsupportedModel
 
 GEMMA3_27B = 62  # layers
-# Keys that change the function computed, with the values under which they do not, for architectures that heed them not.
+# Keys that change the function computed, with the values under which they do not. An architecture heeds those it reads.
 HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "attention.causal": (True,),
     **dict.fromkeys(("attention.key_length_swa", "attention.value_length_swa"), ()),
@@ -80,13 +80,13 @@ def model_config(keys: Keys) -> Config:
             f"{keys.path}: general.architecture = {shown(keys.architecture)} is not supported;"
             f" known: {', '.join(sorted(ARCHITECTURES))}"
         )
-    named, read, heeded, has_embedding = ARCHITECTURES[keys.architecture]
+    named, read, has_embedding = ARCHITECTURES[keys.architecture]
     if has_embedding:
         keys.tensor(EMBEDDING)
-    for name, harmless in HARMLESS.items():
-        if name not in heeded and keys.has(name) and keys.metadata[keys.full(name)] not in harmless:
-            raise keys.refuse(name, "not supported")
     own = {"architectures": [named], **read(keys)}
+    for name, harmless in HARMLESS.items():
+        if name not in keys.heeded and keys.has(name) and keys.metadata[keys.full(name)] not in harmless:
+            raise keys.refuse(name, "not supported")
     return own | {name: one(keys) for name, one in COMMON.items() if name not in own}
 
 
@@ -290,78 +290,26 @@ class Architecture(NamedTuple):
 
     name: str  # transformers'
     read: Callable[[Keys], Config]  # what the config has beyond `COMMON`, or in its place
-    heeded: Collection[str] = ()  # of the keys that others must refuse
     has_embedding: bool = True  # draft heads may use their target's
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "dflash": Architecture("DFlashDraftModel", dflash, ("attention.causal",), has_embedding=False),
+    "dflash": Architecture("DFlashDraftModel", dflash, has_embedding=False),
     "eagle3": Architecture("LlamaForCausalLMEagle3", eagle3, has_embedding=False),
-    "deepseek2": Architecture(
-        "DeepseekV3ForCausalLM",
-        deepseek2,
-        (
-            *("expert_gating_func", "expert_group_count", "expert_weights_norm", "expert_weights_scale"),
-            "rope.scaling.yarn_log_multiplier",
-        ),
-    ),
-    "gemma3": Architecture(
-        "Gemma3ForCausalLM",
-        gemma3,
-        ("attention.sliding_window", "final_logit_softcapping", "rope.freq_base_swa"),
-    ),
-    "gemma4": Architecture(
-        "Gemma4ForCausalLM",
-        gemma4,
-        (
-            *("attention.key_length_swa", "attention.value_length_swa"),
-            *("attention.shared_kv_layers", "attention.sliding_window", "embedding_length_per_layer_input"),
-            *("final_logit_softcapping", "rope.dimension_count_swa", "rope.freq_base_swa"),
-        ),
-    ),
-    "gemma4-assistant": Architecture(
-        "Gemma4AssistantForCausalLM",
-        gemma4_assistant,
-        (
-            *("attention.key_length_swa", "attention.value_length_swa", "attention.shared_kv_layers"),
-            *("attention.sliding_window", "final_logit_softcapping"),
-            *("rope.dimension_count_swa", "rope.freq_base_swa"),
-        ),
-    ),
-    "glm4moe": Architecture(
-        "Glm4MoeForCausalLM",
-        glm4_moe,
-        ("expert_gating_func", "expert_group_count", "expert_weights_norm", "expert_weights_scale"),
-    ),
-    "gpt-oss": Architecture("GptOssForCausalLM", gpt_oss, ("attention.sliding_window", "expert_gating_func")),
-    "kimi-linear": Architecture(
-        "KimiLinearForCausalLM",
-        kimi_linear,
-        ("expert_gating_func", "expert_group_count", "expert_weights_scale", "kda.head_dim"),
-    ),
+    "deepseek2": Architecture("DeepseekV3ForCausalLM", deepseek2),
+    "gemma3": Architecture("Gemma3ForCausalLM", gemma3),
+    "gemma4": Architecture("Gemma4ForCausalLM", gemma4),
+    "gemma4-assistant": Architecture("Gemma4AssistantForCausalLM", gemma4_assistant),
+    "glm4moe": Architecture("Glm4MoeForCausalLM", glm4_moe),
+    "gpt-oss": Architecture("GptOssForCausalLM", gpt_oss),
+    "kimi-linear": Architecture("KimiLinearForCausalLM", kimi_linear),
     "llama": Architecture("LlamaForCausalLM", plain),
-    "mimo2": Architecture(
-        "MiMoV2FlashForCausalLM",
-        mimo2,
-        ("attention.sliding_window", "attention.value_scale", "expert_gating_func", "rope.freq_base_swa"),
-    ),
+    "mimo2": Architecture("MiMoV2FlashForCausalLM", mimo2),
     "qwen2": Architecture("Qwen2ForCausalLM", plain),
     "qwen3": Architecture("Qwen3ForCausalLM", plain),
     "qwen35": Architecture("Qwen3_5ForCausalLM", gated_delta),
     "qwen35moe": Architecture("Qwen3_5MoeForCausalLM", gated_delta_experts),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", experts),
     "qwen3next": Architecture("Qwen3NextForCausalLM", gated_delta_experts),
-    "step35": Architecture(
-        "Step3p5ForCausalLM",
-        step35,
-        (
-            *(
-                "attention.sliding_window",
-                "expert_gating_func",
-                "expert_weights_norm",
-                "expert_weights_scale",
-            ),
-            *("rope.dimension_count_swa", "rope.freq_base_swa", "swiglu_clamp_exp", "swiglu_clamp_shexp"),
-        ),
-    ),
+    "step35": Architecture("Step3p5ForCausalLM", step35),
 }
