@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -38,24 +35,11 @@ from slipstream.engine.models.families import (
 from slipstream.engine.models.families.step_keys import with_common_keys
 from slipstream.engine.models.heads.mtp import mtp_tensors
 from slipstream.engine.models.network import Network
-from slipstream.engine.models.reading.config import ModelConfig, read_config
-from slipstream.engine.models.reading.fields import Fields
+from slipstream.engine.models.reading.config import Family, ModelConfig, read_config
 from slipstream.engine.ranks import ALONE, Ranks
 from slipstream.kernels import select
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """How an architecture is built, and how its config is read."""
-
-    parts: Callable[[ModelConfig, int, int], DecoderSpec]  # of config, positions, vocabulary
-    understood: Collection[str] = ()  # config keys it heeds that others would have to refuse
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # of config keys that its checkpoints leave out
-    dialect: Callable[[Fields], Fields] | None = (
-        None  # puts its checkpoints' keys into the words of transformers
-    )
 
 
 # Of layers with windows; where the config does not say so, Qwen has none, and if it has, none in the first layers.
@@ -115,12 +99,7 @@ def read_model(path: Path | str) -> ModelConfig:
 
     Raises `UnsupportedModel` or `LoadError`.
     """
-    return read_config(
-        path,
-        {name: family.understood for name, family in FAMILIES.items()},
-        {name: family.defaults for name, family in FAMILIES.items()},
-        {name: family.dialect for name, family in FAMILIES.items() if family.dialect is not None},
-    )
+    return read_config(path, FAMILIES)
 
 
 def decoder_spec(config: ModelConfig, n_positions: int, vocab_size: int | None = None) -> DecoderSpec:

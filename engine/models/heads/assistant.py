@@ -48,6 +48,7 @@ from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.config import ModelConfig, read_config
 from slipstream.engine.models.reading.documents import read_documents
 from slipstream.engine.models.reading.fields import MOST_PARTS, Fields
+from slipstream.engine.models.registry import FAMILIES
 from slipstream.kernels.gated.activation import GELU
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.op import Packed, linear, take_rows
@@ -137,11 +138,7 @@ def load_assistant(
     n_ctx: positions of a sequence. Raises `LoadError` and its subclasses naming file, tensor and value.
     """
     outer = read_documents(Path(path))[0]
-    config = read_config(
-        path,
-        dict.fromkeys(ARCHITECTURES, gemma4_text.UNDERSTOOD),
-        dict.fromkeys(ARCHITECTURES, gemma4_text.DEFAULTS),
-    )
+    config = read_config(path, dict.fromkeys(ARCHITECTURES, FAMILIES["Gemma4ForCausalLM"]))
     check_shape(outer, config, target)
     sources = [source_of(config, target, window) for window in config.windows]
     norm = NormSpec(config.norm_eps, wide=True)

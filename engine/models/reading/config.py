@@ -141,27 +141,31 @@ class ModelConfig:
         )
 
 
-def read_config(
-    path: Path | str,
-    understood: Mapping[str, Collection[str]] | None = None,
-    defaults: Mapping[str, Mapping[str, Any]] | None = None,
-    dialects: Mapping[str, Callable[[Fields], Fields]] | None = None,
-) -> ModelConfig:
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How an architecture is built, and how its config is read."""
+
+    parts: Callable[[ModelConfig, int, int], DecoderSpec]  # of config, positions, vocabulary
+    understood: Collection[str] = ()  # config keys it heeds that others would have to refuse
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of config keys that its checkpoints leave out
+    # Puts its checkpoints' keys into the words of transformers.
+    dialect: Callable[[Fields], Fields] = lambda fields: fields
+
+
+def read_config(path: Path | str, families: Mapping[str, Family] | None = None) -> ModelConfig:
     """The config of a checkpoint folder. Raises `UnsupportedModel` naming key and value, or `LoadError`.
 
     path: the folder, a GGUF file, or a config file, whose generation_config.json lies beside it if anywhere.
-    understood: per architecture, keys that change the function computed and that its family heeds; others are not
-    supported. None: any is. defaults: per architecture, values of keys that its checkpoints leave out. dialects: per
-    architecture, what puts the keys of its checkpoints into the words of transformers; the others have these.
+    families: by architecture; others are not supported. None: any is, and heeds no key that is not every family's.
     """
     outer, generation = read_documents(Path(path))
-    architecture = read_architecture(outer)
-    fields = text_fields(outer).over((defaults or {}).get(architecture, {}))
-    if understood is not None and architecture not in understood:
-        raise unknown_architecture(architecture, fields, understood)
-    if dialects is not None and architecture in dialects:
-        fields = dialects[architecture](fields)
-    heeded = (understood or {}).get(architecture, ())
+    architecture, fields = read_architecture(outer), text_fields(outer)
+    heeded: Collection[str] = ()
+    if families is not None:
+        if architecture not in families:
+            raise unknown_architecture(architecture, fields, families)
+        family = families[architecture]
+        fields, heeded = family.dialect(fields.over(family.defaults)), family.understood
     refuse_unsupported(fields, {*heeded, *QUANTIZATION_KEYS})
     refuse_sliding_window(fields, heeded)
     d_model = fields.count("hidden_size")
