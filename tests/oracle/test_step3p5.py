@@ -20,7 +20,8 @@ from slipstream.engine.layers.attention import Attention, AttentionSpec, opened
 from slipstream.engine.layers.mlp import GatedMLP, MLPSpec
 from slipstream.engine.layers.moe import MoE
 from slipstream.engine.models.blueprint import draw
-from slipstream.engine.models.families.step3p5 import LocatedExperts, block
+from slipstream.engine.models.families.routed_experts import Located
+from slipstream.engine.models.families.step3p5 import block
 from slipstream.engine.models.registry import read_model
 from slipstream.kernels.gated.activation import SILU, Activation
 from tests.checkpoints import N_PROMPT, Oracle, edited, noised_copy, theirs, with_config
@@ -230,7 +231,7 @@ def test_what_a_layer_is_made_of(released: Path) -> None:
     limited = functools.partial(Activation, "limited")
     activations = [
         (one.ffn.spec.activation, one.ffn.spec.shared and one.ffn.spec.shared.activation)
-        if isinstance(one.ffn, LocatedExperts)
+        if isinstance(one.ffn, Located)
         else one.ffn.activation
         if isinstance(one.ffn, MLPSpec)
         else "neither"

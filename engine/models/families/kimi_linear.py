@@ -6,21 +6,14 @@ Source: Kimi Linear (arXiv 2510.26692).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 from slipstream.engine.cache.recurrent import Recurrent
-from slipstream.engine.checkpoint.tensor_source import TensorSource
-from slipstream.engine.layers.decoder import (
-    BlockSpec,
-    DecoderSpec,
-    FeedForward,
-    FeedForwardSpec,
-    MixerSpec,
-)
+from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec, MixerSpec
 from slipstream.engine.layers.kimi_delta import KimiDeltaSpec
 from slipstream.engine.models.families.latents import read_latent_attention
-from slipstream.engine.models.families.routed_experts import feed_forwards, read_experts
+from slipstream.engine.models.families.routed_experts import Located, feed_forwards, read_experts
 from slipstream.engine.models.reading.config import FULL, ModelConfig
 from slipstream.engine.models.reading.fields import Fields
 
@@ -33,6 +26,8 @@ DEFAULTS: Mapping[str, Any] = {
     "routed_scaling_factor": 2.446,
 }
 LINEAR = "linear_attention"  # of `layer_types`
+# Where released files have experts; transformers writes dense layers there too.
+OTHER, OTHER_MARKS = "block_sparse_moe", ("block_sparse_moe.gate", "block_sparse_moe.gate_proj")
 # What released files call the keys of other families.
 RENAMED = {
     "n_routed_experts": ("num_local_experts", "num_experts"),
@@ -54,7 +49,7 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec
         FULL: read_latent_attention(config, None),
         LINEAR: KimiDeltaSpec(d_model=config.d_model, need=read_state(fields), eps=config.norm_eps),
     }
-    ffns = [Located(ffn) for ffn in feed_forwards(config, read_experts(config))]
+    ffns = [Located(ffn, ffn, OTHER, OTHER_MARKS) for ffn in feed_forwards(config, read_experts(config))]
     blocks = [BlockSpec(mixers[kind], ffn) for kind, ffn in zip(layer_kinds(config), ffns, strict=True)]
     return config.decoder(blocks, n_positions, vocab_size)
 
@@ -94,27 +89,3 @@ def layer_kinds(config: ModelConfig) -> list[str]:
             raise given.refuse("full_attn_layers", f"must be a list of layers from 1 to {n}")
         kinds = [FULL if i + 1 in full else LINEAR for i in range(n)]
     return kinds
-
-
-@dataclass(frozen=True, slots=True)
-class Located:
-    """A feed-forward layer whose tensors may lie below `block_sparse_moe` in place of `mlp`.
-
-    Released files have experts there; transformers writes dense layers there too.
-    """
-
-    ops: ClassVar[tuple[str, ...]] = ("moe", "gated")
-    adds_itself: ClassVar[bool] = False
-    OTHER: ClassVar[str] = "block_sparse_moe"
-
-    spec: FeedForwardSpec
-
-    def split(self, n: int) -> Located:
-        """What each of n ranks computes. Raises `SettingError`."""
-        return Located(self.spec.split(n))
-
-    def load(self, weights: TensorSource, name: str) -> FeedForward:
-        """The layer whose tensors start with `name`, or with the other name."""
-        other = f"{name.removesuffix('mlp')}{self.OTHER}"
-        there = any(f"{other}.{one}.weight" in weights for one in ("gate", "gate_proj"))
-        return self.spec.load(weights, other if there else name)

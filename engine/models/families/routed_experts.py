@@ -1,10 +1,13 @@
-"""What DeepSeek's and GLM's families read of their configs: which layers have experts, and how they are routed."""
+"""What families with experts like DeepSeek's have in common: which layers have them, and how rows are routed."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
-from slipstream.engine.layers.decoder import FeedForwardSpec
+from slipstream.engine.checkpoint.tensor_source import TensorSource
+from slipstream.engine.layers.decoder import FeedForward, FeedForwardSpec
 from slipstream.engine.layers.mlp import MLPSpec
 from slipstream.engine.layers.moe import CHOICE_BIAS, MoESpec, SharedSpec
 from slipstream.engine.models.reading.config import ModelConfig
@@ -12,6 +15,7 @@ from slipstream.engine.models.reading.fields import MOST_PARTS
 from slipstream.kernels.moe.op import Routing
 
 DENSE, SPARSE = "dense", "sparse"  # of `mlp_layer_types`
+Scores = Literal["softmax", "sigmoid"]
 
 
 def feed_forwards(config: ModelConfig, experts: MoESpec) -> list[FeedForwardSpec]:
@@ -29,7 +33,7 @@ def feed_forwards(config: ModelConfig, experts: MoESpec) -> list[FeedForwardSpec
     return [dense if kind == DENSE else experts for kind in kinds]
 
 
-def read_experts(config: ModelConfig, scores: Literal["softmax", "sigmoid"] = "sigmoid") -> MoESpec:
+def read_experts(config: ModelConfig, scores: Scores = "sigmoid") -> MoESpec:
     """The mixture of experts. scores: of the router; with sigmoid it has a bias for the choice, and groups.
 
     Raises `UnsupportedModel` naming key and value.
@@ -68,3 +72,27 @@ def read_experts(config: ModelConfig, scores: Literal["softmax", "sigmoid"] = "s
         wide_router=True,
         shared=SharedSpec(name="shared_experts", d_ffn=d_ffn * n_shared) if n_shared else None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A feed-forward layer whose tensors have other names in released files than where transformers has saved them."""
+
+    ops: ClassVar[tuple[str, ...]] = MoESpec.ops
+    adds_itself: ClassVar[bool] = False
+
+    spec: FeedForwardSpec
+    released: FeedForwardSpec
+    place: str  # of the released tensors, below the block; "": the block itself
+    marks: Sequence[str]  # of matrices below the block: any of them is there in released files alone
+
+    def split(self, n: int) -> Located:
+        """What each of n ranks computes. Raises `SettingError`."""
+        return replace(self, spec=self.spec.split(n), released=self.released.split(n))
+
+    def load(self, weights: TensorSource, name: str) -> FeedForward:
+        """The layer whose tensors start with `name`, the block's name and `mlp`, or lie in the other place."""
+        block = name.removesuffix(".mlp")
+        if any(f"{block}.{one}.weight" in weights for one in self.marks):
+            return self.released.load(weights, f"{block}.{self.place}".removesuffix("."))
+        return self.spec.load(weights, name)

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
-from slipstream.engine.checkpoint.tensor_source import TensorSource
 from slipstream.engine.layers.attention import AttentionSpec
 from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec, FeedForwardSpec
 from slipstream.engine.layers.mlp import MLPSpec
-from slipstream.engine.layers.moe import CHOICE_BIAS, MoE, MoESpec, SharedSpec
+from slipstream.engine.layers.moe import CHOICE_BIAS, MoESpec, SharedSpec
 from slipstream.engine.layers.norm import NormSpec
-from slipstream.engine.models.families.routed_experts import DENSE, SPARSE
+from slipstream.engine.models.families.routed_experts import DENSE, SPARSE, Located
 from slipstream.engine.models.families.step_keys import MTP, per_layer
 from slipstream.engine.models.reading.config import FULL, SLIDING, ModelConfig
 from slipstream.engine.models.reading.fields import Fields
@@ -108,7 +107,12 @@ def read_feed_forward(config: ModelConfig, kind: str, i: int) -> FeedForwardSpec
         name="shared_experts", d_ffn=config.fields.count("share_expert_dim"), activation=of_all
     )
     of_experts = read_activation(config.fields, "swiglu_limits", i)
-    return LocatedExperts(replace(read_experts(config), shared=shared, activation=of_experts))
+    experts = replace(read_experts(config), shared=shared, activation=of_experts)
+    shared = replace(shared, name="share_expert")
+    released = replace(
+        experts, shared=shared, router="moe.gate", choice_bias="moe.router_bias", experts="moe"
+    )
+    return Located(experts, released, "", ("moe.gate",))
 
 
 def read_experts(config: ModelConfig) -> MoESpec:
@@ -135,31 +139,6 @@ def read_activation(fields: Fields, key: str, i: int) -> Activation:
             raise fields.refuse(key, "must be numbers of at least 0, or null")
     limit = limits[i] if i < len(limits) else None
     return Activation("limited", float(limit)) if limit else SILU
-
-
-@dataclass(frozen=True, slots=True)
-class LocatedExperts:
-    """Experts under the names of released files, or under those of other families, as transformers may save them."""
-
-    ops: ClassVar[tuple[str, ...]] = MoESpec.ops
-    adds_itself: ClassVar[bool] = False
-
-    spec: MoESpec
-
-    def split(self, n: int) -> LocatedExperts:
-        """What each of n ranks computes. Raises `SettingError`."""
-        return LocatedExperts(self.spec.split(n))
-
-    def load(self, weights: TensorSource, name: str) -> MoE:
-        """The layer whose tensors start with `name`, the block's name and `mlp`, or with `moe` in its place."""
-        block, spec = name.removesuffix(".mlp"), self.spec
-        if f"{block}.moe.gate.weight" not in weights or spec.shared is None:
-            return spec.load(weights, name)
-        shared = replace(spec.shared, name="share_expert")
-        released = replace(
-            spec, shared=shared, router="moe.gate", choice_bias="moe.router_bias", experts="moe"
-        )
-        return released.load(weights, block)
 
 
 def refuse(config: ModelConfig) -> None:
