@@ -252,10 +252,10 @@ class DecoderSpec:
     d_model: int
     vocab_rows: int  # rows of the stored embedding
     vocab_size: int  # real token ids, at most vocab_rows
-    n_positions: int  # rows of the rotary tables
     norm: NormSpec
     tied: bool | None  # None: the tensors decide
     blocks: Sequence[BlockSpec]
+    n_positions: int = 0  # rows of the rotary tables
     embedding_scale: float | None = None
     logit_cap: float | None = None  # logits are softly kept below it
     layer_inputs: LayerInputsSpec | None = None  # what blocks with an end take besides the stream

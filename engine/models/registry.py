@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -104,7 +105,8 @@ def read_model(path: Path | str) -> ModelConfig:
 
 def decoder_spec(config: ModelConfig, n_positions: int, vocab_size: int | None = None) -> DecoderSpec:
     """The parts list of a network. vocab_size: real token ids; None: all rows of the embedding."""
-    return FAMILIES[config.architecture].parts(config, n_positions, vocab_size or config.vocab_rows)
+    parts = FAMILIES[config.architecture].parts(config)
+    return replace(parts, n_positions=n_positions, vocab_size=vocab_size or config.vocab_rows)
 
 
 def load_network(

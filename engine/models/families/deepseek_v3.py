@@ -6,11 +6,12 @@ Sources: DeepSeek-V2 (arXiv 2405.04434), DeepSeek-V3 (arXiv 2412.19437).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from slipstream.engine.layers.decoder import BlockSpec, DecoderSpec
 from slipstream.engine.models.families.latents import read_latent_attention
-from slipstream.engine.models.families.routed_experts import feed_forwards, read_experts
+from slipstream.engine.models.families.routed_experts import Scores, feed_forwards, read_experts
 from slipstream.engine.models.reading.config import ModelConfig
 
 UNDERSTOOD = ("n_routed_experts", "num_local_experts", "num_experts")  # keys that other families must refuse
@@ -31,15 +32,14 @@ GLM_DEFAULTS: Mapping[str, Any] = {
 }
 
 
-def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
-    """What a decoder is made of whose routers score by sigmoid, with a bias for the choice, in groups."""
-    attention = read_latent_attention(config, config.rope)
-    blocks = [BlockSpec(attention, ffn) for ffn in feed_forwards(config, read_experts(config))]
-    return config.decoder(blocks, n_positions, vocab_size)
+def parts(config: ModelConfig, scores: Scores = "sigmoid") -> DecoderSpec:
+    """What a decoder is made of whose routers score by sigmoid, with a bias for the choice, in groups.
 
-
-def v2_parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
-    """What a decoder is made of whose routers score by softmax and choose freely."""
-    attention, experts = read_latent_attention(config, config.rope), read_experts(config, "softmax")
+    scores: by softmax they choose freely.
+    """
+    attention, experts = read_latent_attention(config, config.rope), read_experts(config, scores)
     blocks = [BlockSpec(attention, ffn) for ffn in feed_forwards(config, experts)]
-    return config.decoder(blocks, n_positions, vocab_size)
+    return config.decoder(blocks)
+
+
+v2_parts = partial(parts, scores="softmax")

@@ -5,7 +5,6 @@ Of the released wrapper checkpoints the text model is read. All norms are stored
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from slipstream.engine.layers.attention import AttentionSpec
@@ -33,7 +32,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
+def parts(config: ModelConfig) -> DecoderSpec:
     """What a decoder of this family is made of."""
     fields, norm = config.fields, NormSpec(config.norm_eps, one_plus=True)
     refuse_other_activations(fields)
@@ -51,7 +50,7 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec
         )
 
     blocks = [BlockSpec(attention(window), mlp, SANDWICH_NORMS) for window in config.windows]
-    return replace(config.decoder(blocks, n_positions, vocab_size, norm), embedding_scale=config.d_model**0.5)
+    return config.decoder(blocks, norm=norm, embedding_scale=config.d_model**0.5)
 
 
 def sliding_rope(config: ModelConfig) -> RopeSpec:

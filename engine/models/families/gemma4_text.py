@@ -48,7 +48,7 @@ ROPES: dict[str, Any] = {
 BESIDE_EXPERTS = replace(SANDWICH_NORMS, before_ffn=None)
 
 
-def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
+def parts(config: ModelConfig) -> DecoderSpec:
     """What a decoder of this family is made of."""
     fields, norm = config.fields, NormSpec(config.norm_eps, wide=True)
     refuse(fields)
@@ -75,8 +75,9 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec
         rows = fields.count("vocab_size_per_layer_input", config.vocab_rows)
         pad_id = fields.count("pad_token_id", 0, least=0)
         inputs = LayerInputsSpec(config.d_model, d_input, config.n_layers, rows, norm, pad_id)
-    return replace(
-        config.decoder(blocks, n_positions, vocab_size, norm),
+    return config.decoder(
+        blocks,
+        norm=norm,
         embedding_scale=config.d_model**0.5,
         logit_cap=fields.positive("final_logit_softcapping")
         if fields.has("final_logit_softcapping")

@@ -13,7 +13,7 @@ UNDERSTOOD = ("n_routed_experts", "num_local_experts")  # keys that other famili
 DEFAULTS = {"rms_norm_eps": 1e-5}  # what transformers assumes of a key that is left out
 
 
-def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
+def parts(config: ModelConfig) -> DecoderSpec:
     """What a decoder of this family is made of."""
     attention = config.attention(
         rope=read_partial_rope(config),
@@ -21,7 +21,7 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec
         head_norm=config.norm if config.fields.flag("use_qk_norm", default=False) else None,
     )
     blocks = [BlockSpec(attention, ffn) for ffn in feed_forwards(config, read_experts(config))]
-    return config.decoder(blocks, n_positions, vocab_size)
+    return config.decoder(blocks)
 
 
 def read_partial_rope(config: ModelConfig) -> RopeSpec:

@@ -35,13 +35,13 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
+def parts(config: ModelConfig) -> DecoderSpec:
     """What a decoder of this family is made of. Raises `UnsupportedModel` naming key and value."""
     if not config.fields.has("rope_parameters") and not config.fields.has("rope_scaling"):
         raise config.fields.refuse("rope_parameters", "must be given; transformers would assume YaRN")
     experts = read_experts(config)
     blocks = [BlockSpec(config.attention(window=window, sinks="sinks"), experts) for window in config.windows]
-    return config.decoder(blocks, n_positions, vocab_size, NormSpec(config.norm_eps, wide=True))
+    return config.decoder(blocks, norm=NormSpec(config.norm_eps, wide=True))
 
 
 def read_experts(config: ModelConfig) -> MoESpec:

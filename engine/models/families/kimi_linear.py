@@ -39,7 +39,7 @@ RENAMED = {
 }
 
 
-def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
+def parts(config: ModelConfig) -> DecoderSpec:
     """What a decoder of this family is made of."""
     config = replace(config, fields=with_common_names(config.fields))
     fields = config.fields
@@ -51,7 +51,7 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec
     }
     ffns = [Located(ffn, ffn, OTHER, OTHER_MARKS) for ffn in feed_forwards(config, read_experts(config))]
     blocks = [BlockSpec(mixers[kind], ffn) for kind, ffn in zip(layer_kinds(config), ffns, strict=True)]
-    return config.decoder(blocks, n_positions, vocab_size)
+    return config.decoder(blocks)
 
 
 def with_common_names(fields: Fields) -> Fields:

@@ -31,7 +31,7 @@ DEFAULTS: dict[str, Any] = {
 VALUE_SCALE = 0.707  # likewise, but null is another value
 
 
-def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
+def parts(config: ModelConfig) -> DecoderSpec:
     """What a decoder of this family is made of. Raises `UnsupportedModel` naming key and value."""
     fields, n = config.fields, config.n_layers
     config = replace(config, norm_eps=fields.positive("layernorm_epsilon", config.norm_eps))
@@ -42,7 +42,7 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec
     ffns: dict[str, FeedForwardSpec] = {DENSE: dense, SPARSE: sparse}
     blocks = [BlockSpec(mixers[kind], ffns[half]) for kind, half in zip(kinds, halves, strict=True)]
     mtp = BlockSpec(read_attention(config, SLIDING), dense, NormNames(before_ffn="pre_mlp_layernorm"))
-    return replace(config.decoder(blocks, n_positions, vocab_size), mtp_block=lambda place: mtp)
+    return config.decoder(blocks, mtp_block=lambda place: mtp)
 
 
 def read_kinds(fields: Fields, keys: tuple[str, str], names: Sequence[str], n: int) -> list[str]:

@@ -7,10 +7,10 @@ from slipstream.engine.layers.mlp import MLPSpec
 from slipstream.engine.models.reading.config import ModelConfig
 
 
-def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
+def parts(config: ModelConfig) -> DecoderSpec:
     """What a decoder of this family is made of."""
     mlp = MLPSpec(config.d_model, config.d_ffn)
     blocks = [
         BlockSpec(config.attention(head_norm=config.norm, window=window), mlp) for window in config.windows
     ]
-    return config.decoder(blocks, n_positions, vocab_size)
+    return config.decoder(blocks)

@@ -26,7 +26,7 @@ DEFAULTS: dict[str, Any] = {"partial_rotary_factor": 0.25}
 in_turns = sectioned([11, 11, 10], interleaved=True)  # Qwen3.5
 
 
-def parts(config: ModelConfig, n_positions: int, vocab_size: int, *, grouped: bool) -> DecoderSpec:
+def parts(config: ModelConfig, *, grouped: bool) -> DecoderSpec:
     """What a decoder of this family is made of. grouped: how the projections of gated-delta layers are stored."""
     norm = NormSpec(config.norm_eps, one_plus=True)
     fields = config.fields
@@ -40,7 +40,7 @@ def parts(config: ModelConfig, n_positions: int, vocab_size: int, *, grouped: bo
     }
     ffns = read_feed_forwards(config, always_normed=not grouped)
     blocks = [BlockSpec(mixers[kind], ffn) for kind, ffn in zip(layer_kinds(config), ffns, strict=True)]
-    return config.decoder(blocks, n_positions, vocab_size, norm)
+    return config.decoder(blocks, norm=norm)
 
 
 qwen3_5 = partial(parts, grouped=False)

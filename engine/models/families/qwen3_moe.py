@@ -9,8 +9,8 @@ from slipstream.engine.models.reading.config import ModelConfig
 UNDERSTOOD = ("num_experts", "num_local_experts")  # keys that other families must refuse
 
 
-def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
+def parts(config: ModelConfig) -> DecoderSpec:
     """What a decoder of this family is made of."""
     attention, experts = config.attention(head_norm=config.norm), read_experts(config, normed=False)
     blocks = [BlockSpec(attention, ffn) for ffn in feed_forwards(config, experts)]
-    return config.decoder(blocks, n_positions, vocab_size)
+    return config.decoder(blocks)

@@ -31,12 +31,12 @@ one_after_another = sectioned([16, 24, 24], interleaved=False)  # Qwen2.5-VL
 in_turns = sectioned([24, 20, 20], interleaved=True)  # Qwen3-VL
 
 
-def moe_parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
+def moe_parts(config: ModelConfig) -> DecoderSpec:
     """What a decoder of Qwen3-VL with experts is made of."""
     turned = replace(read_experts(config, normed=True, always=True), load_experts=load_turned)
     attention = config.attention(head_norm=config.norm)
     blocks = [BlockSpec(attention, ffn) for ffn in feed_forwards(config, turned)]
-    return config.decoder(blocks, n_positions, vocab_size)
+    return config.decoder(blocks)
 
 
 def load_turned(weights: TensorSource, name: str, spec: MoESpec) -> PackedExperts:

@@ -46,12 +46,13 @@ ONLY: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def parts(config: ModelConfig, n_positions: int, vocab_size: int) -> DecoderSpec:
+def parts(config: ModelConfig) -> DecoderSpec:
     """What a decoder of this family is made of."""
     refuse(config)
     blocks = [block(config, i) for i in range(config.n_layers)]
-    decoder = config.decoder(blocks, n_positions, vocab_size, read_norm(config))
-    return replace(decoder, mtp_block=lambda place: block(config, config.n_layers + place))
+    return config.decoder(
+        blocks, norm=read_norm(config), mtp_block=lambda place: block(config, config.n_layers + place)
+    )
 
 
 def block(config: ModelConfig, i: int) -> BlockSpec:

@@ -144,7 +144,8 @@ def load_assistant(
     norm = NormSpec(config.norm_eps, wide=True)
     specs = [block_spec(config, norm, *one) for one in zip(config.windows, sources, strict=True)]
     weights = Weights(path, target.dtype, target.device)
-    decoder = load_decoder(weights, config.decoder(specs, n_ctx, target.vocab_size, norm))
+    spec = config.decoder(specs, norm=norm, n_positions=n_ctx, vocab_size=target.vocab_size)
+    decoder = load_decoder(weights, spec)
     d_model, d_target = config.d_model, target.config.d_model
     head: AnyHead = decoder.head
     if outer.flag("use_ordered_embeddings", default=False):

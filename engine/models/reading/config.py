@@ -7,7 +7,7 @@ about the function computed are not looked at.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,26 +126,24 @@ class ModelConfig:
         }
         return AttentionSpec(**{**shape, **changes})
 
-    def decoder(
-        self, blocks: Sequence[BlockSpec], n_positions: int, vocab_size: int, norm: NormSpec | None = None
-    ) -> DecoderSpec:
-        """A decoder of these blocks. norm: of the residual stream; None: the plain norm."""
-        return DecoderSpec(
+    def decoder(self, blocks: Sequence[BlockSpec], **changes: Any) -> DecoderSpec:
+        """A decoder of these blocks; `changes` are other fields of `DecoderSpec` in which a family differs."""
+        plain = DecoderSpec(
             d_model=self.d_model,
             vocab_rows=self.vocab_rows,
-            vocab_size=vocab_size,
-            n_positions=n_positions,
-            norm=norm or self.norm,
+            vocab_size=self.vocab_rows,
+            norm=self.norm,
             tied=self.tied,
             blocks=blocks,
         )
+        return replace(plain, **changes)
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """How an architecture is built, and how its config is read."""
 
-    parts: Callable[[ModelConfig, int, int], DecoderSpec]  # of config, positions, vocabulary
+    parts: Callable[[ModelConfig], DecoderSpec]
     understood: Collection[str] = ()  # config keys it heeds that others would have to refuse
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of config keys that its checkpoints leave out
     # Puts its checkpoints' keys into the words of transformers.
