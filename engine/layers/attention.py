@@ -97,9 +97,8 @@ class AttentionSpec:
     d_in: int | None = None  # width of the rows it reads, where that is not d_model
     norms_values: bool = False  # values are normalised too, without a scale; with head_norm only
     keys_as_values: bool = False  # there is no v_proj: values are what k_proj gives, before norm and rotation
-    d_value: int | None = (
-        None  # of a value head; None: d_head, as a gate per element and `keys_as_values` have it
-    )
+    # Of a value head; None: d_head, as a gate per element and `keys_as_values` have it.
+    d_value: int | None = None
     value_scale: float | None = None  # values count that much; None: as they are
 
     def __post_init__(self) -> None:

@@ -26,9 +26,8 @@ class Network:
     spec: DecoderSpec  # what the network is made of, undivided
     decoder: Decoder  # runs this rank's part of a pass, for callers that have the other ranks run theirs
     n_params: int
-    weight_bytes: (
-        int  # on all ranks; of a tied matrix its rows, and what is packed of it, unless it stays in the file
-    )
+    # On all ranks; of a tied matrix its rows, and what is packed of it, unless it stays in the file.
+    weight_bytes: int
     dtype: torch.dtype
     device: torch.device
     n_ctx: int  # positions the rotary tables cover

@@ -85,7 +85,7 @@ class Tokenizer:
         texts: list[str] = self.backend.decode_batch([token_ids], skip_special_tokens=skip_special)
         return texts[0]
 
-    def check_size(self, param: str, text: str, n_tokens: int, setting: str = "--ctx-size") -> None:
+    def check_size(self, param: str, text: str, n_tokens: int) -> None:
         """Raises `TextTooLong` for a text that cannot be written with so many tokens: its tokens need no count.
 
         This holds where every byte of a text is part of a token. Where a normaliser drops much, or an unknown token
@@ -94,7 +94,7 @@ class Tokenizer:
         most = n_tokens * self.longest
         n_bytes = len(text.encode("utf-8", "surrogatepass"))
         if n_bytes > most:
-            raise TextTooLong(param, n_bytes, most, n_tokens, setting)
+            raise TextTooLong(param, n_bytes, most, n_tokens, "--ctx-size")
 
     def token(self, token_id: int) -> str | None:
         """How the vocabulary writes one token, or None if there is no such id."""

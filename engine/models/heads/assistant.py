@@ -117,9 +117,8 @@ class ClusteredHead:
         """x: [n_rows, d_model]. Returns [n_rows, vocab] float32."""
         best = linear(x, self.centroids, torch.float32).topk(self.n_best).indices  # [n_rows, n_best]
         token_ids = self.token_ids[best].flatten(1)  # [n_rows, n_known]
-        rows = take_rows(self.matrix, token_ids.flatten()).view(
-            *token_ids.shape, -1
-        )  # [n_rows, n_known, d_model]
+        # Of the matrix, [n_rows, n_known, d_model].
+        rows = take_rows(self.matrix, token_ids.flatten()).view(*token_ids.shape, -1)
         known = torch.einsum("rd,rkd->rk", x.float(), rows.float())  # [n_rows, n_known]
         logits = known.new_full((len(x), self.matrix.shape[0]), float("-inf"))  # [n_rows, vocab_rows]
         return logits.scatter_(1, token_ids, known)[:, : self.vocab_size].contiguous()

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 class HeadChoices:
     """For all kinds of heads; each reads those that are its own."""
 
-    taps: Sequence[int] | None = (
-        None  # hidden states to read, in our numbers; None: those that the files name
-    )
-    recycled: str = (
-        "auto"  # what an MTP module hands on: its state "normed" or "raw"; auto: as its family does
-    )
+    # Hidden states to read, in our numbers; None: those that the files name.
+    taps: Sequence[int] | None = None
+    # What an MTP module hands on: its state "normed" or "raw"; auto: as its family does.
+    recycled: str = "auto"
     position: str = "newest"  # by which an assistant's queries turn: the newest token's, or the one "before"
 
 

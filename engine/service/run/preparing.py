@@ -24,9 +24,8 @@ from slipstream.engine.text.tokenizer import Tokenizer
 
 _N_TAIL = 64  # tokens of a prompt that say how it ends
 _SHORT_TEXT = 1 << 15  # characters, tokenised in some 20 ms
-_CHARS_OF_KEPT = (
-    64  # characters that are tokenised in the time in which a token of an earlier run is kept again
-)
+# Characters that are tokenised in the time in which a token of an earlier run is kept again.
+_CHARS_OF_KEPT = 64
 # What may be tokenised and made text at once beyond the context's size, for instance to count a document's tokens.
 _TEXT_BYTES, _TEXT_TOKENS = 1 << 20, 1 << 16
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from slipstream.engine.api import Chat, Image, Request
 from slipstream.engine.errors import Unsupported
@@ -35,9 +35,7 @@ class Shown:
     """A prompt as tokens, with its images in their places."""
 
     token_ids: list[int]
-    images: Sequence[tuple[int, Image, ImageLayout]] = field(
-        default=()
-    )  # each with the index of its first token
+    images: Sequence[tuple[int, Image, ImageLayout]] = ()  # each with the index of its first token
 
     async def placed(self, vision: Vision | None) -> Sequence[PlacedImage]:
         """The images as a network takes them; none if it sees none, or sees them in other places than the target.

@@ -58,9 +58,8 @@ class Sums:
         for rank in range(1, ranks.n):
             part = self._part(rank, dtype)
             if rank == ranks.n - 1:
-                part = (
-                    part - first
-                )  # what is left of the others is small, and keeps what their order made of it
+                # What is left of the others is small, and keeps what their order made of it.
+                part = part - first
             total = total + part
             own = part if rank == ranks.rank else own
         return own.to(self.device), total.to(dtype).to(self.device)
