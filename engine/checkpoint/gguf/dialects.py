@@ -81,13 +81,8 @@ def gemma4(keys: Keys) -> Rules:
 
 
 def glm4_moe(keys: Keys) -> Rules:
-    correction = (Rule("mlp.gate.e_score_correction_bias"),)
-    return {
-        **plain(keys),
-        **renamed(shared_expert("mlp.shared_experts")),
-        "exp_probs_b.bias": correction,
-        "exp_probs_b": correction,
-    }
+    older = {"exp_probs_b": "mlp.gate.e_score_correction_bias"}  # without an ending
+    return {**plain(keys), **renamed({**shared_expert("mlp.shared_experts"), **older})}
 
 
 def deepseek2(keys: Keys) -> Rules:

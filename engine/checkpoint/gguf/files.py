@@ -6,7 +6,7 @@ import mmap
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -68,21 +68,16 @@ def _all_tensors(first: Header) -> dict[str, Stored]:
     return tensors
 
 
-class _Model(NamedTuple):
-    """What a file says of its model, and how its tensors are made of what is stored."""
+def _read_model(path: Path) -> tuple[Keys, dict[str, Any], Mapping[str, Recipe]]:
+    """What a file says of its model, config.json, and how tensors are made of what is stored.
 
-    keys: Keys
-    config: dict[str, Any]
-    recipes: Mapping[str, Recipe]
-
-
-def _read_model(path: Path) -> _Model:
-    """Raises `LoadError`, or `UnsupportedModel` for what `model_config.py`, `dialects.py` and `check_kind` refuse."""
+    Raises `LoadError`, or `UnsupportedModel` for what `model_config.py`, `dialects.py` and `check_kind` refuse.
+    """
     keys = read_keys(path)
     config = model_config(keys)
     for one in keys.tensors.values():
         check_kind(one)
-    return _Model(keys, config, recipes(keys, DIALECTS[keys.architecture]))
+    return keys, config, recipes(keys, DIALECTS[keys.architecture])
 
 
 def read_configs(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -62,6 +62,7 @@ EXPERTS = {
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
 }
 # Of Gemma 4, beside the dense part.
 EXPERTS_BESIDE = {

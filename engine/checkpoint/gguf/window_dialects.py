@@ -37,7 +37,6 @@ def mimo2(keys: Keys) -> Rules:
         **plain(keys),
         "attn_qkv": joint_projections(split),
         "attn_sinks.weight": (Rule("self_attn.attention_sink_bias"),),
-        "exp_probs_b.bias": (Rule("mlp.gate.e_score_correction_bias"),),
     }
 
 
@@ -55,7 +54,6 @@ def step35(keys: Keys) -> Rules:
         **renamed(names),
         **one_plus(NORMS),
         "attn_qkv": joint_projections(split),
-        "exp_probs_b.bias": (Rule("mlp.gate.e_score_correction_bias"),),
     }
 
 
