@@ -82,13 +82,10 @@ class Cache:
         entry = self._entries[slot]
         entry.salt, entry.images = salt, images
         size = self.page_size
-        for key in prefix_keys(tokens[: len(tokens) - 1], size, salt, images):
-            page_id = self.pool.find(key)
-            if page_id is None:
-                break
+        known = prefix_keys(tokens[: len(tokens) - 1], size, salt, images)
+        entry.keys, entry.table = self.pool.prefix(known)
+        for page_id in entry.table:
             self.pool.hold(page_id)
-            entry.table.append(page_id)
-            entry.keys.append(key)
         for name, pages in self.resumable(entry.keys, entry.table).items():
             store, entry.rows[name] = self.stores[name], range(pages.start * size, pages.stop * size)
             if store.windows is not None:

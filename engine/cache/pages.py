@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 
@@ -80,6 +81,11 @@ class PagePool:
     def find(self, key: bytes) -> int | None:
         """The page published under a prefix key."""
         return self._index.get(key)
+
+    def prefix(self, keys: Iterable[bytes]) -> tuple[list[bytes], list[int]]:
+        """Keys and pages of the longest published prefix. keys: of a sequence's full pages, in order."""
+        found = list(takewhile(self._index.__contains__, keys))
+        return found, [self._index[key] for key in found]
 
     def publish(self, page_id: int, key: bytes, complete: set[str]) -> None:
         """Offer a page under its key. Of two pages with the same key, the page complete for more stores stays."""

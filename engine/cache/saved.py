@@ -43,13 +43,7 @@ class Saved:
 
 def save(cache: Cache, tokens: Sequence[int], salt: str, images: Sequence[Marked] = ()) -> Saved:
     """A copy of what the cache holds of `tokens`, as far as a sequence could be resumed from it."""
-    keys, page_ids = [], []
-    for key in prefix_keys(tokens, cache.page_size, salt, images):
-        page_id = cache.pool.find(key)
-        if page_id is None:
-            break
-        keys.append(key)
-        page_ids.append(page_id)
+    keys, page_ids = cache.pool.prefix(prefix_keys(tokens, cache.page_size, salt, images))
     complete = cache.resumable(keys, page_ids)
     states: dict[Place, Sequence[Tensor]] = {}
     windows: dict[str, SavedWindow] = {}

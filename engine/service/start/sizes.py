@@ -18,7 +18,7 @@ from slipstream.engine.cache.snapshots import Snapshots
 from slipstream.engine.cache.spread import Others, SpreadHeld
 from slipstream.engine.cache.store import Store
 from slipstream.engine.errors import SettingError
-from slipstream.engine.models.blueprint import Outline, draw
+from slipstream.engine.models.blueprint import CUDA, Outline, draw
 from slipstream.engine.models.network import Network
 from slipstream.engine.models.reading.config import ModelConfig
 from slipstream.engine.service.start.free_memory import free_memory
@@ -45,7 +45,7 @@ class Demand:
 
     needs: Sequence[Need]
     dtype: torch.dtype
-    rows: int = _ROWS["cuda"]  # of a pass, unless they are set
+    device: torch.device = CUDA
 
     @property
     def token_bytes(self) -> int:
@@ -68,7 +68,7 @@ class Demand:
         if not windows:
             return 0
         # One page more for a window that begins within a page, one for a copied page.
-        n_tokens = max(windows) + (settings.batch_size or self.rows) + settings.draft_max
+        n_tokens = max(windows) + batch_size(settings, self.device) + settings.draft_max
         return 2 * settings.parallel * (-(-n_tokens // PAGE_SIZE) + 2)
 
     def window_bytes(self, settings: Settings) -> int:
@@ -127,7 +127,7 @@ class Checkpoint:
 
     def demand(self, settings: Settings) -> Demand:
         """What its layers ask of the cache."""
-        return Demand(kept(settings, self.outline.needs), self.dtype, _ROWS[self.device.type])
+        return Demand(kept(settings, self.outline.needs), self.dtype, self.device)
 
 
 def kept(settings: Settings, needs: Sequence[Need]) -> list[Need]:
@@ -255,17 +255,17 @@ def make_cache(
     """
     target = next(iter(networks.values()))
     assert isinstance(target, Network)
-    runs = {
-        name: (getattr(one, "dtype", target.dtype), getattr(one, "device", target.device))
-        for name, one in networks.items()
-    }
     demands = {
-        name: Demand(kept(settings, network.needs), runs[name][0], _ROWS[runs[name][1].type])
+        name: Demand(
+            kept(settings, network.needs),
+            getattr(network, "dtype", target.dtype),
+            getattr(network, "device", target.device),
+        )
         for name, network in networks.items()
     }
     on_device: dict[torch.device, list[Demand]] = {}
-    for name, one in demands.items():
-        on_device.setdefault(runs[name][1], []).append(one)
+    for one in demands.values():
+        on_device.setdefault(one.device, []).append(one)
     n_ranks = target.ranks.n
     n_pages = min(
         page_count(settings, n_ctx, own, Memory.of(device, n_ranks)) for device, own in on_device.items()
@@ -287,8 +287,8 @@ def make_cache(
         own, held = replace(sizes, n_window_pages=one.n_window_pages(settings)), None
         if others is not None and networks[name] is target:
             whole = kept(settings, target.whole_needs)
-            held = SpreadHeld((one.needs, whole), own, *runs[name], (target.ranks, others))
-        stores[name] = Store(one.needs, own, *runs[name], held)
+            held = SpreadHeld((one.needs, whole), own, one.dtype, one.device, (target.ranks, others))
+        stores[name] = Store(one.needs, own, one.dtype, one.device, held)
     if settings.cache_ram is not None and not any(store.parking for store in stores.values()):
         raise SettingError("cache_ram", settings.cache_ram, "has no use with models without recurrent layers")
     snapshots = Snapshots(snapshot_bytes(settings))
