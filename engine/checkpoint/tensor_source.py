@@ -78,7 +78,7 @@ class TensorSource(Protocol):
     def take_expert(self, name: str, shape: tuple[int, int]) -> Tensor | Quantized:
         """A matrix of that name and shape, as narrow as experts are multiplied: on CPUs, as narrow as it is stored."""
 
-    def stored_shape(self, name: str) -> tuple[int, ...] | None:
+    def shape(self, name: str) -> tuple[int, ...] | None:
         """Of a tensor undivided; None where nothing is stored, so that any shape is right."""
 
     def drop_copy(self, name: str, original: Tensor | BlockWeight) -> bool:

@@ -228,10 +228,8 @@ class Weights:
                 self._refuse_broken(piece, tensor)
             return tensor
 
-        def stored(piece: str) -> Sequence[int]:
-            return self._files.shape(piece)
-
-        found = Pieces(f"{self.folder}: matrix {name}", self._narrow[name], read, stored, self.ranks.n > 1)
+        where, of_file = f"{self.folder}: matrix {name}", self._files.shape
+        found = Pieces(where, self._narrow[name], read, of_file, self.ranks.n > 1)
         outputs = None if joint is None else replace(joint, dim=self._layout(found).output_dim)
         return found
 
@@ -256,8 +254,6 @@ class Weights:
 
     def take_again(self, name: str) -> Tensor:
         """Another copy of a tensor taken before, for a matrix that is packed in two ways."""
-        if name not in self._files.names:
-            raise LoadError(f"{self.folder}: tensor {name} is missing")
         return self._read(name, self.shape(name)).to(device=self.device, dtype=self.dtype, copy=True)
 
     def take_integers(self, name: str, n: int) -> Tensor:
@@ -306,7 +302,7 @@ class Weights:
         return frozenset(self._files.names | self._narrow.keys())
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor as stored, for networks whose tensors are trusted more than their config.
+        """The shape of a tensor as stored, undivided, where tensors are trusted more than their config.
 
         Raises `LoadError` if it is not there.
         """
@@ -317,10 +313,6 @@ class Weights:
         if name not in self._files.names:
             raise LoadError(f"{self.folder}: tensor {name} is missing")
         return self._files.shape(name)
-
-    def stored_shape(self, name: str) -> tuple[int, ...] | None:
-        """The same."""
-        return self.shape(name)
 
     def finish(self) -> None:
         """Close the files. Raises `CheckpointMismatch` naming tensors that were missing or not used."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from slipstream.engine.cache.need import Need
 from slipstream.engine.checkpoint.layouts import Mxfp4, Scheme, packed_bytes
+from slipstream.engine.checkpoint.pieces import META
 from slipstream.engine.errors import UnsupportedModel
 from slipstream.engine.layers.decoder import DecoderSpec, load_block, load_decoder
 from slipstream.engine.layers.linear import load_linear
@@ -21,13 +22,12 @@ from slipstream.engine.layers.norm import load_norm
 from slipstream.engine.layers.rope import load_rope, rope_tables
 from slipstream.engine.models.reading.config import ModelConfig
 from slipstream.engine.models.reading.fields import MOST_PARTS
-from slipstream.engine.models.registry import decoder_spec
+from slipstream.engine.models.registry import decoder_spec, select_outlined
 from slipstream.engine.ranks import ALONE, Joint, Ranks
-from slipstream.kernels import select
 from slipstream.kernels.matmul.blocks import BlockWeight
 from slipstream.kernels.matmul.quantized import Quantized, joined
 
-META, CUDA = torch.device("meta"), torch.device("cuda")
+CUDA = torch.device("cuda")
 # What configs call the number of layers of multi-token prediction; each has one of these keys, or none.
 MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
@@ -50,14 +50,14 @@ class Blueprint:
         self.dtype = dtype
         self.device = META
         self.ranks = ranks
-        self._scheme, self._target = scheme, target
+        self._scheme, self._target = scheme or Scheme(method="none"), target
         self.n_params = 0
         self.n_bytes = 0
 
     def __contains__(self, name: str) -> bool:
         """Where experts are narrow, whether they are stored one by one: else any way to store them will do."""
         block, _, expert = name.partition(".experts.")
-        if not expert or self._scheme is None:
+        if not expert:
             return True
         first = f"{block}.experts.0.gate_proj"
         if first in self._scheme.by_name:
@@ -77,14 +77,8 @@ class Blueprint:
         self, names: Sequence[str], d_in: int, d_outs: Sequence[int], joint: Sequence[int] = ()
     ) -> Tensor | Quantized:
         """The matrices below each other, narrow where the scheme says so."""
-        parts: list[Tensor | Quantized] = []
-        for name, d_out in zip(names, d_outs, strict=True):
-            layout = None if self._scheme is None else self._scheme.layout(name)
-            if layout is None:
-                parts.append(torch.empty(d_out, d_in, dtype=self.dtype, device=META))
-            else:
-                parts.append(layout.outline((d_out, d_in), self.dtype))
-        matrix = joined(parts)
+        shapes = [(d_out, d_in) for d_out in d_outs]
+        matrix = joined([self._drawn(name, shape) for name, shape in zip(names, shapes, strict=True)])
         self._count(matrix)
         return matrix
 
@@ -92,7 +86,7 @@ class Blueprint:
         self, name: str, shape: tuple[int, int], *, for_rows: bool = True
     ) -> Tensor | BlockWeight:
         """A matrix without memory, in blocks where the scheme lists it and its use can read them."""
-        layout = None if self._scheme is None else self._scheme.by_name.get(name.removesuffix(".weight"))
+        layout = self._scheme.by_name.get(name.removesuffix(".weight"))
         if layout is None or (for_rows and self._target.type != "cpu"):
             return self.take(name, shape)
         matrix = layout.outline(shape, self.dtype)
@@ -103,7 +97,7 @@ class Blueprint:
         """The same matrix once more, to be packed: it takes room again, but where it is in blocks."""
         if isinstance(original, BlockWeight):
             return original
-        layout = None if self._scheme is None else self._scheme.by_name.get(name)
+        layout = self._scheme.by_name.get(name)
         matrix = (
             original if layout is None else layout.outline((len(original), original.shape[1]), self.dtype)
         )
@@ -112,21 +106,26 @@ class Blueprint:
 
     def take_expert(self, name: str, shape: tuple[int, int]) -> Tensor | Quantized:
         """The same, on CPUs narrow wherever the scheme says so."""
-        layout = None if self._scheme is None else self._scheme.layout(name.removesuffix(".weight"))
-        if layout is None or self._target.type != "cpu":
+        if self._target.type != "cpu":
             return self.take_matrix(name, shape)
-        matrix = layout.outline(shape, self.dtype)
+        matrix = self._drawn(name.removesuffix(".weight"), shape)
         self._count(matrix)
         return matrix
 
     def leave(self, names: Iterable[str]) -> None:
         """Nothing is there that is not asked for."""
 
+    def _drawn(self, name: str, shape: tuple[int, int]) -> Tensor | Quantized:
+        layout = self._scheme.layout(name)
+        if layout is None:
+            return torch.empty(shape, dtype=self.dtype, device=META)
+        return layout.outline(shape, self.dtype)
+
     def _count(self, taken: Tensor | Quantized) -> None:
         self.n_params += math.prod(taken.shape)
         self.n_bytes += packed_bytes(taken, self._target)
 
-    def stored_shape(self, name: str) -> tuple[int, ...] | None:
+    def shape(self, name: str) -> tuple[int, ...] | None:
         """There is none."""
         return None
 
@@ -151,7 +150,7 @@ def draw(config: ModelConfig, dtype: torch.dtype, target: torch.device = CUDA, n
 
     Raises `UnsupportedModel` naming key and value, `SettingError` where the parts do not come out even.
     """
-    _select_ops(dtype)
+    select_outlined(dtype)
     spec = decoder_spec(config, 1).split(n_ranks)
     weights = Blueprint(dtype, config.quantization, target, Ranks(0, n_ranks))
     decoder = load_decoder(weights, spec)
@@ -171,7 +170,7 @@ def draw_mtp(config: ModelConfig, dtype: torch.dtype, n_layers: int) -> Outline:
     lies behind two norms and the matrix that joins token and hidden state, and before a norm of its own (DeepSeek-V3,
     arXiv 2412.19437, 2.2). Embedding, head and rotary tables are the target's.
     """
-    _select_ops(dtype)
+    select_outlined(dtype)
     spec, weights = decoder_spec(config, 1), Blueprint(dtype, config.quantization)
     needs = [_draw_mtp_layer(weights, spec, config, place) for place in range(n_layers)]
     return Outline(
@@ -202,8 +201,3 @@ def _draw_mtp_layer(weights: Blueprint, spec: DecoderSpec, config: ModelConfig, 
         load_norm(weights, name, spec.d_model, spec.norm)
     load_linear(weights, ["joint"], 2 * spec.d_model, [spec.d_model], bias=False)
     return load_block(weights, "block", cached[-1], spec, ropes).mixer.need
-
-
-def _select_ops(dtype: torch.dtype) -> None:
-    for one in dict.fromkeys((dtype, torch.float32)):  # some layers compute in float32
-        select(META, one)

@@ -12,6 +12,7 @@ import torch
 
 from slipstream.engine.checkpoint.layouts import Scheme
 from slipstream.engine.checkpoint.outlined import OutlinedWeights
+from slipstream.engine.checkpoint.pieces import META
 from slipstream.engine.checkpoint.weights import Weights
 from slipstream.engine.errors import LoadError
 from slipstream.engine.layers.decoder import Decoder, DecoderSpec, load_decoder
@@ -166,13 +167,17 @@ def _check_whole(path: Path | str, dtype: torch.dtype, spec: DecoderSpec, config
 
     Raises `LoadError` unless the files' tensors are as large as the config says; parts could be cut out of any.
     """
-    meta = torch.device("meta")
-    for one in dict.fromkeys((dtype, torch.float32)):  # some layers compute in float32
-        select(meta, one)
-    outlined = OutlinedWeights(path, dtype, meta, config.quantization)
+    select_outlined(dtype)
+    outlined = OutlinedWeights(path, dtype, META, config.quantization)
     load_decoder(outlined, spec)
     outlined.finish()
     return outlined.n_params
+
+
+def select_outlined(dtype: torch.dtype) -> None:
+    """Have operators for a network in that dtype whose tensors have no memory."""
+    for one in dict.fromkeys((dtype, torch.float32)):  # some layers compute in float32
+        select(META, one)
 
 
 def log_scheme(path: Path | str, scheme: Scheme) -> None:

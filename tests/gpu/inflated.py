@@ -87,10 +87,6 @@ class InflatedSource:
         """The same."""
         return self.take(name, shape)
 
-    def stored_shape(self, name: str) -> tuple[int, ...] | None:
-        """Whatever is asked for."""
-        return None
-
     def drop_copy(self, name: str, original: Tensor | BlockWeight) -> bool:
         """A tied head needs no tensor of its own."""
         return self.entries.pop(name, None) is not None

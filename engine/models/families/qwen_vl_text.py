@@ -45,7 +45,7 @@ def load_turned(weights: TensorSource, name: str, spec: MoESpec) -> PackedExpert
     n, d_model, d_ffn = spec.n_experts, spec.d_model, spec.d_ffn
     if both not in weights:
         return load_experts(weights, name, spec)
-    stored = weights.stored_shape(both), weights.stored_shape(down)
+    stored = weights.shape(both), weights.shape(down)
     plain = (n, 2 * d_ffn * weights.ranks.n, d_model), (n, d_model, d_ffn * weights.ranks.n)
     if stored == (None, None) or stored == plain:
         return load_experts(weights, name, spec)
