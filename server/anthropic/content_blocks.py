@@ -20,7 +20,7 @@ from pydantic import (
 
 from slipstream.server.describe.shape import optional
 from slipstream.server.http.body import type_of, wrong
-from slipstream.server.http.error_table import bad_request
+from slipstream.server.http.error_table import bad_field
 from slipstream.server.images.image_part import ImagePart, Placed, images_in, joined
 from slipstream.server.openai import sent
 from slipstream.server.openai.readers import read_content
@@ -234,7 +234,7 @@ def chat_messages(system: str | None, turns: Iterable[Turn]) -> list[Message]:
                 runs.append([part])
     if len(runs) > MAX_MESSAGES:
         reason = f"its blocks make {len(runs)} turns of a chat; at most {MAX_MESSAGES} are allowed"
-        raise bad_request(f"messages: {reason}", param="messages")
+        raise bad_field("messages", reason)
     return [_joined(run) for run in runs]
 
 
@@ -273,7 +273,7 @@ def _joined(parts: Sequence[dict[str, Any]]) -> Message:
     calls = [call for part in parts for call in part.get("tool_calls", ())]
     if len(calls) > MAX_CALLS:
         reason = f"a turn of the assistant has {len(calls)} calls; at most {MAX_CALLS} are allowed"
-        raise bad_request(f"messages: {reason}", param="messages")
+        raise bad_field("messages", reason)
     if calls:
         fields["tool_calls"] = calls
     fields.setdefault("content", None if calls else "")  # some templates add it to a text

@@ -8,7 +8,7 @@ from typing import Any
 from slipstream.server.anthropic.content_blocks import chat_messages
 from slipstream.server.anthropic.message_reply import MessageReply
 from slipstream.server.anthropic.wire import CountRequest
-from slipstream.server.http.error_table import bad_request, unsupported
+from slipstream.server.http.error_table import bad_field, unsupported
 from slipstream.server.openai.convert import Caller, chat_fields, chat_job
 from slipstream.server.openai.job import Form, Job
 from slipstream.server.openai.wire import ChatRequest, Message
@@ -49,5 +49,5 @@ def _is_begun(wire: CountRequest, last: Message) -> bool:
         return False
     if last.tool_calls:
         param = f"messages[{len(wire.messages) - 1}]"
-        raise bad_request(f"{param}: results of its calls must follow (tool_result blocks)", param=param)
+        raise bad_field(param, "results of its calls must follow (tool_result blocks)")
     return bool(last.content)

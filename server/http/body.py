@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from slipstream.server.http.error_table import bad_request, compressed, not_json
+from slipstream.server.http.error_table import bad_field, bad_request, compressed, not_json
 from slipstream.server.report.logs import logger
 
 log = logger(__name__)
@@ -141,8 +141,8 @@ def _first(error: ValidationError) -> Exception:
     param = _path(first["loc"])
     code = first["type"] if first["type"] in OWN_CODES else "invalid_value"
     if first["type"] == "missing":
-        return bad_request(f"{param}: this field is required", param=param, code="missing_field")
-    return bad_request(f"{param}: {first['msg']}", param=param, code=code)
+        return bad_field(param, "this field is required", code="missing_field")
+    return bad_field(param, first["msg"], code=code)
 
 
 def _path(location: tuple[int | str, ...]) -> str:

@@ -73,8 +73,12 @@ def bad_request(message: str, *, param: str | None = None, code: str = "invalid_
     return Refused(400, "invalid_request_error", code, message, param)
 
 
+def bad_field(param: str, reason: str, *, code: str = "invalid_value") -> Refused:
+    return bad_request(f"{param}: {reason}", param=param, code=code)
+
+
 def unsupported(param: str, reason: str) -> Refused:
-    return bad_request(f"{param}: {reason}", param=param, code="unsupported_value")
+    return bad_field(param, reason, code="unsupported_value")
 
 
 def unauthorized() -> Refused:

@@ -12,7 +12,7 @@ from slipstream.engine.api import Image, ModelInfo
 from slipstream.engine.errors import Overloaded
 from slipstream.engine.settings import Settings
 from slipstream.server.http.body import shown
-from slipstream.server.http.error_table import Refused, bad_request, unsupported
+from slipstream.server.http.error_table import Refused, bad_field, unsupported
 from slipstream.server.images.decoders import Decoders
 from slipstream.server.images.image_part import ImageRefused, Placed
 from slipstream.server.images.media_folder import read_file
@@ -68,9 +68,8 @@ class Looking:
         most = self.settings.image_limit
         if len(placed) > most:
             field = placed[most][0]
-            raise bad_request(
-                f"{field}: a request may show {most} images (--image-limit), this one has {len(placed)}",
-                param=field,
+            raise bad_field(
+                field, f"a request may show {most} images (--image-limit), this one has {len(placed)}"
             )
 
     async def _image(self, url: str, field: str, turns: asyncio.Semaphore, room: _Room) -> Image:
@@ -131,4 +130,4 @@ def _refused(field: str, url: str, error: ImageRefused) -> Refused:
     """The error for the image at `url`, which `field` of the request names. Data and queries are not repeated."""
     name = re.split(r"[,?#]", url, maxsplit=1)[0]
     end = "…" if len(name) < len(url) else ""
-    return bad_request(f"{field}: {error} ({shown(name)}{end})", param=field, code="invalid_image")
+    return bad_field(field, f"{error} ({shown(name)}{end})", code="invalid_image")

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from slipstream.engine.api import Infill
 from slipstream.server.describe.shape import optional
-from slipstream.server.http.error_table import bad_request
+from slipstream.server.http.error_table import bad_field
 from slipstream.server.native.completion_reply import NativeReply
 from slipstream.server.native.line_limits import LimitedText
 from slipstream.server.openai import readers
@@ -75,7 +75,7 @@ def native_job(wire: NativeCompletion, caller: Caller) -> Job:
 def infill_job(wire: InfillRequest, caller: Caller) -> Job:
     """The job of `/infill`. Raises `Refused`."""
     if not (wire.input_prefix or wire.input_suffix or wire.prompt):
-        raise bad_request("input_prefix: is empty, and so is input_suffix", param="input_prefix")
+        raise bad_field("input_prefix", "is empty, and so is input_suffix")
     files = tuple((one.filename or "tmp", one.text) for one in wire.input_extra or ())
     prompt = Infill(wire.input_prefix + (wire.prompt or ""), wire.input_suffix, files)
     job = _job(wire, ["-"], caller, "input_prefix")

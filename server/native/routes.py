@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from slipstream.server.describe.openapi import GENERATE, WORK, answers, takes
 from slipstream.server.http.body import answer_json, checked, read_array, read_json
-from slipstream.server.http.error_table import bad_request, unsupported
+from slipstream.server.http.error_table import bad_field, unsupported
 from slipstream.server.http.gate import Gate
 from slipstream.server.native.completion_reply import NativeReply
 from slipstream.server.native.generation import (
@@ -136,7 +136,7 @@ def _add_tokens(router: APIRouter, serving: Serving) -> None:
         if not wire.with_pieces:
             return answer_json({"tokens": ids, **counts})
         if len(ids) > MAX_PIECES:
-            raise bad_request(f"with_pieces: at most {MAX_PIECES} tokens at once", param="with_pieces")
+            raise bad_field("with_pieces", f"at most {MAX_PIECES} tokens at once")
         written = await engine.token_bytes(ids)
         pieces = [{"id": one, "piece": _piece(piece)} for one, piece in zip(ids, written, strict=True)]
         return answer_json({"tokens": pieces, **counts})

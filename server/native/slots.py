@@ -16,7 +16,7 @@ from slipstream.engine.settings import Settings
 from slipstream.server.describe.openapi import WORK, answers, asks, takes
 from slipstream.server.http.auth import salted, tenant_of
 from slipstream.server.http.body import answer_json, checked, read_json
-from slipstream.server.http.error_table import bad_request, not_found
+from slipstream.server.http.error_table import bad_field, not_found
 from slipstream.server.http.gate import Gate
 from slipstream.server.native.replies import SlotErased, SlotRestored, SlotSaved
 from slipstream.server.native.wire import EraseSlot, SlotFile
@@ -62,10 +62,10 @@ def routes(gate: Gate, settings: Settings) -> APIRouter:
             message = "slots cannot be saved, restored or erased: --slot-save-path is not set"
             raise not_found(message, code="not_supported")  # 404: clients repeat a request after a 501
         if not (slot.isascii() and slot.isdecimal() and len(slot) <= 9):
-            raise bad_request("id_slot: must be the number of a slot", param="id_slot")
+            raise bad_field("id_slot", "must be the number of a slot")
         action = request.query_params.get("action")
         if action not in ACTIONS:
-            raise bad_request(f"action: must be one of {', '.join(ACTIONS)}", param="action")
+            raise bad_field("action", f"must be one of {', '.join(ACTIONS)}")
         if action == "erase":
             return answer_json(await erase(engine, int(slot), request))
         return answer_json(await move(action, engine, int(slot), request))

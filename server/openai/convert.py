@@ -24,7 +24,7 @@ from slipstream.engine.api import (
 )
 from slipstream.engine.settings import Settings
 from slipstream.server.http.auth import salted
-from slipstream.server.http.error_table import bad_request, unsupported
+from slipstream.server.http.error_table import bad_field, unsupported
 from slipstream.server.images.image_part import for_template
 from slipstream.server.openai.formats.call_ids import with_naming_ids
 from slipstream.server.openai.formats.enforce import or_json
@@ -58,7 +58,7 @@ class Caller:
 def chat_job(wire: ChatRequest, caller: Caller, form: Form = CHAT) -> Job:
     """The job of a conversation. Raises `Refused`."""
     if wire.top_logprobs and not wire.logprobs:
-        raise bad_request("top_logprobs: only allowed with logprobs", param="top_logprobs")
+        raise bad_field("top_logprobs", "only allowed with logprobs")
     tools = asked_tools(wire, caller.known)
     shared = replace(
         _shared(wire, caller),
@@ -118,16 +118,14 @@ def _chat_grammar(wire: ChatRequest, tools: Asked, known: Known) -> Grammar | No
     if grammar is not None and known.format.channels:
         raise unsupported(grammar.param, f"cannot be enforced in this model's format ({known.format.name})")
     if grammar is not None and tools.is_forced:
-        raise bad_request(
-            f"{grammar.param}: cannot be combined with a tool_choice that forces a call", param=grammar.param
-        )
+        raise bad_field(grammar.param, "cannot be combined with a tool_choice that forces a call")
     if tools.is_forced:
         source = known.forced(list(tools.tools.values()), many=tools.many)
         return Grammar("lark", source, known.format.reasoning, "tools")
     if grammar is None or not tools.shown:
         return grammar
     if grammar.kind != "json_schema":
-        raise bad_request(f"{grammar.param}: cannot be combined with tools", param=grammar.param)
+        raise bad_field(grammar.param, "cannot be combined with tools")
     calls = known.forced(list(tools.tools.values()), many=tools.many)
     return replace(grammar, kind="lark", source=or_json(calls, grammar.source))
 
@@ -142,7 +140,7 @@ def asked_tools(wire: ChatRequest, known: Known) -> Asked:
     try:
         tools = asked(wire.tools, wire.tool_choice, many=many)
     except ValueError as error:
-        raise bad_request(f"tool_choice: {error}", param="tool_choice") from None
+        raise bad_field("tool_choice", str(error)) from None
     name = known.format.name
     if tools.shown and not known.can_call:
         raise unsupported("tools", f"calls in this format ({name}) cannot be read (see --chat-format)")
@@ -202,10 +200,10 @@ def _prompts(wire: CompletionRequest) -> list[Prompt]:
     if not wire.suffix:
         return [one if isinstance(one, str) else tuple(one) for one in wire.prompt]
     if wire.echo:
-        raise bad_request("suffix: cannot be combined with echo", param="suffix")
+        raise bad_field("suffix", "cannot be combined with echo")
     texts = [one for one in wire.prompt if isinstance(one, str)]
     if len(texts) != len(wire.prompt):
-        raise bad_request("suffix: only allowed with a prompt of text, not of token ids", param="suffix")
+        raise bad_field("suffix", "only allowed with a prompt of text, not of token ids")
     return [Infill(one, wire.suffix) for one in texts]
 
 
@@ -213,14 +211,9 @@ def read_chat(wire: ChatRequest, tools: Asked, caller: Caller) -> Chat:
     """The conversation with the arguments of the chat template. Raises `Refused`."""
     going_on = bool(wire.continue_final_message)
     if going_on and wire.add_generation_prompt:
-        raise bad_request(
-            "continue_final_message: cannot be true together with add_generation_prompt",
-            param="continue_final_message",
-        )
+        raise bad_field("continue_final_message", "cannot be true together with add_generation_prompt")
     if going_on and wire.messages[-1].role != "assistant":
-        raise bad_request(
-            "continue_final_message: the last message must be the assistant's", param="continue_final_message"
-        )
+        raise bad_field("continue_final_message", "the last message must be the assistant's")
     kwargs = template_defaults(caller.settings)
     if wire.reasoning_effort is not None:
         kwargs["reasoning_effort"] = wire.reasoning_effort
@@ -260,9 +253,9 @@ def _message(message: Message, *, knows_developer: bool) -> dict[str, Any]:
 def _shared(wire: Generate, caller: Caller) -> Request:
     """The engine request that all choices are made from, with the fields that both endpoints have."""
     if caller.settings.strict_api and wire.stream_options and not wire.stream:
-        raise bad_request("stream_options: only allowed with stream", param="stream_options")
+        raise bad_field("stream_options", "only allowed with stream")
     if wire.stream and wire.prompt_logprobs is not None:
-        raise bad_request("prompt_logprobs: not available with stream", param="prompt_logprobs")
+        raise bad_field("prompt_logprobs", "not available with stream")
     return Request(
         id="",
         prompt="",
@@ -287,7 +280,7 @@ def _limits(wire: Generate, asked: int | None, settings: Settings) -> dict[str, 
     most = None if most == NO_LIMIT else most
     fewest = wire.min_tokens or 0
     if most is not None and fewest > most:
-        raise bad_request(f"min_tokens: must not be above max_tokens ({most})", param="min_tokens")
+        raise bad_field("min_tokens", f"must not be above max_tokens ({most})")
     return {"max_tokens": most, "min_tokens": fewest}
 
 
@@ -297,7 +290,7 @@ def _logprobs(wire: Generate, asked: int | None) -> int | None:
     `asked`: the number by OpenAI's fields; llama-server's `n_probs` is the other way to ask. Raises `Refused` for both.
     """
     if wire.n_probs and asked is not None:
-        raise bad_request("n_probs: cannot be combined with logprobs", param="n_probs")
+        raise bad_field("n_probs", "cannot be combined with logprobs")
     return asked if asked is not None else wire.n_probs or None
 
 
@@ -347,12 +340,10 @@ def _job(wire: Generate, form: Form, prompts: Sequence[Prompt], shared: Request,
 def _check_count(n: int, n_prompts: int, settings: Settings) -> None:
     """Raises `Refused` for more choices than slots and queue hold together: no retry could ever get them admitted."""
     if n > settings.parallel:
-        raise bad_request(f"n: at most {settings.parallel}, the number of slots (--parallel)", param="n")
+        raise bad_field("n", f"at most {settings.parallel}, the number of slots (--parallel)")
     most = settings.parallel + settings.max_queue
     if n * n_prompts > most:
-        raise bad_request(
-            f"prompt: at most {most} choices in one request (--parallel plus --max-queue)", param="prompt"
-        )
+        raise bad_field("prompt", f"at most {most} choices in one request (--parallel plus --max-queue)")
 
 
 def _sampling(wire: Generate, seed: int) -> Sampling:

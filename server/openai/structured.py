@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field
 
 from slipstream.engine.api import Grammar
 from slipstream.server.http.body import wrong
-from slipstream.server.http.error_table import bad_request
+from slipstream.server.http.error_table import bad_field
 from slipstream.server.openai import sent
 from slipstream.server.openai.schema import MAX_SCHEMA_BYTES, check_size, read_schema
 
@@ -193,7 +193,7 @@ def grammar_of(wire: Any, reasoning: tuple[str, str] | None) -> Grammar | None:
     name, (kind, source) = next(iter(given.items()))
     other = next((one for one in given if given[one] != given[name]), None)
     if other is not None:
-        raise bad_request(f"{other}: cannot be combined with {name}", param=other)
+        raise bad_field(other, f"cannot be combined with {name}")
     return Grammar(kind, source, reasoning, name)
 
 
@@ -203,5 +203,5 @@ def _from_gbnf(text: str, param: str) -> str:
     try:
         made: str = gbnf_to_lark.gbnf_to_lark(text)
     except Exception:  # noqa: BLE001 - it raises what its parser happens to
-        raise bad_request(f"{param}: is neither GBNF nor Lark", param=param) from None
+        raise bad_field(param, "is neither GBNF nor Lark") from None
     return made

@@ -16,7 +16,7 @@ from slipstream.engine.ranges import SAMPLING_RANGES
 from slipstream.engine.settings import SPECULATE_RANGES
 from slipstream.server.describe.shape import optional
 from slipstream.server.http.body import shown, wrong
-from slipstream.server.http.error_table import bad_request
+from slipstream.server.http.error_table import bad_field
 from slipstream.server.images.image_part import Placed, images_in
 from slipstream.server.openai import readers, refuse, structured
 from slipstream.server.openai.readers import INT32, MaxTokens
@@ -235,7 +235,7 @@ def gathered(data: dict[str, Any]) -> dict[str, Any]:
     for key, value in dotted.items():
         name = key.removeprefix("speculative.")
         if name in merged:
-            raise bad_request(f"{shown(key)}: given twice, dotted and nested", param=shown(key))
+            raise bad_field(shown(key), "given twice, dotted and nested")
         merged[name] = value
     return {**{key: value for key, value in data.items() if key not in dotted}, "speculative": merged}
 

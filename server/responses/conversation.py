@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from slipstream.engine.api import AsyncEngine
 from slipstream.engine.errors import ContextTooLong, TextTooLong
-from slipstream.server.http.error_table import bad_request, not_found
+from slipstream.server.http.error_table import bad_field, bad_request, not_found
 from slipstream.server.openai.convert import Caller, chat_fields, chat_job
 from slipstream.server.openai.job import Form, Job
 from slipstream.server.openai.progress import FIELDS
@@ -70,7 +70,7 @@ def response_job(wire: ResponsesRequest, items: Sequence[AnyItem], caller: Calle
     """The job of a conversation that consists of `items`. Raises `Refused`."""
     source = wire.text and wire.text.format and wire.text.format.source
     if source and wire.response_format:
-        raise bad_request("text.format: cannot be combined with response_format", param="text.format")
+        raise bad_field("text.format", "cannot be combined with response_format")
     fields: dict[str, Any] = {
         **chat_fields(wire, FIELDS),
         "messages": messages_of(items, wire.instructions),

@@ -16,11 +16,7 @@ from slipstream.engine.api import AsyncEngine, EventStream
 from slipstream.server.describe.openapi import GENERATE, WORK, answers, asks, takes
 from slipstream.server.http.auth import tenant_of
 from slipstream.server.http.body import answer_json
-from slipstream.server.http.error_table import (
-    bad_request,
-    not_found,
-    unsupported,
-)
+from slipstream.server.http.error_table import bad_field, bad_request, not_found, unsupported
 from slipstream.server.http.sse import close_all
 from slipstream.server.openai.choices import begun, collect, failure, submit
 from slipstream.server.openai.job import Form, Job
@@ -134,7 +130,7 @@ class Responses:
     def check_ended(self, tenant: str, response_id: str | None, param: str) -> None:
         """Raises `Refused` for a response that is still being made."""
         if (tenant, response_id) in self.running:
-            raise bad_request(f"{param}: the response is still being made", param=param)
+            raise bad_field(param, "the response is still being made")
 
     async def cancel(self, request: Request, response_id: str) -> dict[str, Any]:
         """Cancel a response made in the background; one that has ended stays as it is. Raises `Refused`."""
@@ -193,7 +189,7 @@ def _check(wire: ResponsesRequest, kept: KeptResponses) -> None:
     if wire.background and wire.stream:
         raise unsupported("background", "cannot be combined with stream")
     if wire.background and (wire.store is False or not kept.most):
-        raise bad_request("background: needs store, and --responses-kept above 0", param="background")
+        raise bad_field("background", "needs store, and --responses-kept above 0")
 
 
 def _add_keeping(router: APIRouter, responses: Responses) -> None:
@@ -241,13 +237,13 @@ def _listed(items: Sequence[dict[str, Any]], query: dict[str, str]) -> dict[str,
     """A page of items: `limit` of them behind the id `after`, the newest first unless `order` is asc."""
     limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
     if not (limit.isascii() and limit.isdecimal() and len(limit) < 4 and 1 <= int(limit) <= MOST_LISTED):
-        raise bad_request(f"limit: must be a number from 1 to {MOST_LISTED}", param="limit")
+        raise bad_field("limit", f"must be a number from 1 to {MOST_LISTED}")
     if order not in ("asc", "desc"):
-        raise bad_request("order: must be asc or desc", param="order")
+        raise bad_field("order", "must be asc or desc")
     ordered = list(items if order == "asc" else reversed(items))
     places = [i for i, one in enumerate(ordered) if one["id"] == after]
     if after is not None and not places:
-        raise bad_request("after: no item of this id is in the list", param="after")
+        raise bad_field("after", "no item of this id is in the list")
     rest = ordered[places[0] + 1 if places else 0 :]
     page = rest[: int(limit)]
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
