@@ -208,5 +208,8 @@ def broken(slot: Slot) -> EngineError:
     if constraint is not None and grammar is not None and constraint.failure is not None:
         return InvalidRequest(grammar.param, f"cannot be followed any further: {constraint.failure}")
     if (param := bans_all_allowed(slot.row())) is not None:
+        asked = slot.request.sampling
+        if param == "logit_bias" and asked.bad_words and not asked.logit_bias:
+            param = "bad_words"  # those of one token are biases
         return InvalidRequest(param, "bans every token that is allowed here")
     return StepFailed("the model's output is not a number for this request")

@@ -249,6 +249,7 @@ def test_a_grammar_too_complex_to_follow_ends_its_request_alone(
     ("banned", "param"),
     [
         ({"logit_bias": True}, "logit_bias"),
+        ({"bad_words": True}, "bad_words"),
         ({"min_tokens": 2}, "min_tokens"),
         ({"allowed_token_ids": True}, "allowed_token_ids"),
     ],
@@ -261,6 +262,8 @@ def test_a_request_that_bans_what_its_grammar_forces_is_told_so(
     asks, sampling = replace(ASKS, grammar=Grammar("regex", "yes")), GREEDY
     if param == "logit_bias":
         sampling = replace(GREEDY, logit_bias=tuple((one, -math.inf) for one in begins))
+    elif param == "bad_words":
+        sampling = replace(GREEDY, bad_words=("y", "ye", "yes"))
     elif param == "allowed_token_ids":
         sampling = replace(GREEDY, allowed_token_ids=(300,))
     else:
