@@ -314,7 +314,7 @@ def test_a_fault_in_deciding_about_drafts_costs_drafts_alone(
 
     around(monkeypatch, owner, name, is_hit)
     ways = [*product((False, True), repeat=2)]
-    for adaptive, overlaps in ways if is_whole else ways[::3]:
+    for adaptive, overlaps in ways if is_whole else ways[1:]:
         toy = toy_engine(drafting, n_slots=3, adaptive=adaptive, overlaps=overlaps)
         tokens, last = play(toy, PROMPTS, types=("draft-model", "garbage"))
         assert tokens == expected
