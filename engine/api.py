@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
+from slipstream.engine.constraints import Grammar, ThinkingBudget
 from slipstream.engine.drafting import Drafting, Step
 from slipstream.engine.errors import DeviceLost, EngineError
 from slipstream.engine.stats import DrafterCount, EngineStats
@@ -56,24 +57,6 @@ class Infill:
 
 # The last: token ids, and texts between them.
 Prompt = Chat | Infill | str | tuple[int | str, ...]
-
-
-# How JSON is written under a grammar (llguidance's options): as models write it by themselves, and with no other white
-# space, so that names and punctuation are forced and cost next to nothing.
-JSON_STYLE: Mapping[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-
-
-@dataclass(frozen=True, slots=True)
-class Grammar:
-    """What the reply must be, from its first character to its last.
-
-    `reasoning`: markers of a thinking part that may come before and is free; the grammar begins behind its end.
-    """
-
-    kind: Literal["json_schema", "regex", "lark"]
-    source: str  # a JSON schema as JSON text, a regular expression, or a grammar in llguidance's Lark dialect
-    reasoning: tuple[str, str] | None = None  # as in ("<think>", "</think>")
-    param: str = "response_format"  # the request field that errors name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +110,7 @@ class Request:
     prompt_logprobs: int | None = None
     echo: bool = False  # the prompt is sent back first, as it is wherever its log-probabilities are asked for
     grammar: Grammar | None = None
+    thinking_budget: ThinkingBudget | None = None  # None: thinking goes on as long as the model likes
     skip_special: bool = True  # leave control tokens out of the text
     prediction: str | None = None  # text the reply is expected to resemble; the draft source of highest prior
     slot: int | None = None  # the only slot that it may have; None: any

@@ -206,6 +206,14 @@ class Settings(ModelSettings):
         "-rea",
         choices=("auto", "on", "off"),
     )
+    reasoning_budget: int = setting(
+        -1,
+        "most tokens of a reply's thinking, whose end is then written for the model; -1: no limit; 0 is also "
+        "--reasoning off",
+        least=-1,
+        most=INT32,
+    )
+    reasoning_budget_message: str = setting("", "what is written before that end")
     chat_template_kwargs: str | None = setting(
         None, "JSON object of values for the chat template; those of a request's chat_template_kwargs win"
     )

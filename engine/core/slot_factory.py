@@ -15,6 +15,7 @@ from slipstream.engine.slot import Slot, SlotStats
 from slipstream.engine.speculate.resolve import resolve_speculate
 from slipstream.engine.text.grammar.constraint import Constraint
 from slipstream.engine.text.text_stream import TextStream
+from slipstream.engine.text.thinking import CutThinking
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Prepared:
     token_ids: Sequence[int]  # of the prompt
     text: TextStream  # of the reply to come
     prediction: tuple[int, ...] = ()  # tokens of the text that the caller expects
-    constraint: Constraint | None = None
+    constraint: Constraint | CutThinking | None = None
     text_bias: Sequence[tuple[int, float]] = ()  # `logit_bias` of texts, by their tokens
     bad_words: Sequence[tuple[int, ...]] = ()  # their tokens
     admitted_s: float = 0.0  # on the engine's clock

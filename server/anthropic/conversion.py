@@ -35,6 +35,8 @@ def messages_job(wire: CountRequest, caller: Caller) -> Job:
         "chat_template_kwargs": kwargs,
         "continue_final_message": _is_begun(wire, messages[-1]),
     }
+    if thinking is not None and thinking.budget_tokens is not None:
+        fields["thinking_token_budget"] = thinking.budget_tokens
     if config is not None:
         fields["reasoning_effort"] = config.effort
         fields["response_format"] = config.format or wire.response_format

@@ -116,7 +116,7 @@ class Thinking(Wire):
         description="`adaptive` is `enabled`; `between_tools` leaves it to the template"
     )
     budget_tokens: int | None = optional(
-        "accepted: thinking is not cut at a number of tokens", ge=0, le=INT32
+        "the most tokens of thinking, whose end then follows", ge=0, le=INT32
     )
     display: Literal["summarized", "omitted"] | None = optional(
         "`omitted`: thinking is left out of the reply; else it is shown whole"

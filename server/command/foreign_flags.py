@@ -54,13 +54,6 @@ def _reasoning(text: str) -> Changes:
     return {"reasoning_field": known[text]}
 
 
-def _budget(text: str) -> Changes:
-    known = {"-1": "auto", "0": "off"}
-    if text not in known:
-        raise ValueError(f"{text}: thinking is not cut: -1 means as long as it takes, 0 --reasoning off")
-    return {"reasoning": known[text]}
-
-
 def _verbosity(text: str) -> Changes:
     if not text.isdecimal():
         raise ValueError(f"{text}: must be a whole number")
@@ -148,7 +141,6 @@ FOREIGN: Sequence[Foreign] = (
         read=_draft_layers,
     ),
     Foreign(flags=("--reasoning-format",), meaning="as --reasoning-field", value="FORMAT", read=_reasoning),
-    Foreign(flags=("--reasoning-budget",), meaning="0: --reasoning off", value="N", read=_budget),
     _short_for({"chat_format": "none"}, "--skip-chat-parsing"),
     _short_for({"log_level": "debug"}, "-v", "--verbose", "--log-verbose"),
     Foreign(

@@ -11,17 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from slipstream.engine.api import (
-    Chat,
-    Grammar,
-    Image,
-    Infill,
-    ModelInfo,
-    Prompt,
-    Request,
-    Sampling,
-    Speculate,
-)
+from slipstream.engine.api import Chat, Image, Infill, ModelInfo, Prompt, Request, Sampling, Speculate
+from slipstream.engine.constraints import Grammar
 from slipstream.engine.settings import Settings
 from slipstream.server.http.auth import salted
 from slipstream.server.http.error_table import bad_field, unsupported
@@ -32,8 +23,8 @@ from slipstream.server.openai.formats.generic import instructed
 from slipstream.server.openai.formats.reading import Known
 from slipstream.server.openai.forms import CHAT, TEXT
 from slipstream.server.openai.job import Form, Job, Wanted
-from slipstream.server.openai.message import FIELDS
 from slipstream.server.openai.readers import NO_LIMIT, template_defaults
+from slipstream.server.openai.reasoning import reasoning_fields, thinking_budget
 from slipstream.server.openai.reply_text import Reading
 from slipstream.server.openai.structured import grammar_of
 from slipstream.server.openai.tools import Asked, asked
@@ -77,14 +68,14 @@ def chat_job(wire: ChatRequest, caller: Caller, form: Form = CHAT) -> Job:
         text=reading,
         silent=reading.silent,
         has_content=not tools.is_forced,
-        reasoning_fields=_reasoning_fields(wire, caller.settings) or (),
+        reasoning_fields=reasoning_fields(wire, caller.settings) or (),
     )
     return replace(job, wanted=wanted)
 
 
 def _reading(wire: ChatRequest, tools: Asked, caller: Caller, shared: Request) -> Reading | None:
     """How the text of replies is read; None if it can only be content."""
-    known, thinks_aloud = caller.known, _reasoning_fields(wire, caller.settings) is None
+    known, thinks_aloud = caller.known, reasoning_fields(wire, caller.settings) is None
     last = wire.messages[-1].content if wire.continue_final_message else None
     thinks = known.format.reasoning is not None and not thinks_aloud
     if not (tools.shown or thinks or known.format.channels):
@@ -99,17 +90,6 @@ def _reading(wire: ChatRequest, tools: Asked, caller: Caller, shared: Request) -
         # A request that wants control tokens in the text also gets those that the format does not use.
         silent=known.silent if shared.skip_special and known.needs_controls else frozenset(),
     )
-
-
-def _reasoning_fields(wire: ChatRequest, settings: Settings) -> tuple[str, ...] | None:
-    """The fields that thinking is put into: none if it is left out. None: it is content, with its markers."""
-    if wire.include_reasoning is False:
-        return ()
-    if wire.separate_reasoning is False or wire.reasoning_format == "none":
-        return None
-    if wire.separate_reasoning or wire.reasoning_format == "deepseek":
-        return FIELDS[settings.reasoning_field] or FIELDS["reasoning_content"]
-    return FIELDS[settings.reasoning_field] or None
 
 
 def _chat_grammar(wire: ChatRequest, tools: Asked, known: Known) -> Grammar | None:
@@ -263,6 +243,7 @@ def _shared(wire: Generate, caller: Caller) -> Request:
         stop=tuple(wire.stop or ()),
         stop_token_ids=tuple(wire.stop_token_ids or ()),
         include_stop=bool(wire.include_stop_str_in_output or wire.no_stop_trim),
+        thinking_budget=thinking_budget(wire, caller.known, caller.settings),
         skip_special=wire.skip_special_tokens is not False,
         prompt_logprobs=wire.prompt_logprobs,
         prediction=(wire.prediction and wire.prediction.content) or None,

@@ -316,6 +316,8 @@ def read_template_kwargs(value: Any) -> Any:
 def template_defaults(settings: Settings) -> dict[str, Any]:
     """The server's own values for chat templates. Raises ValueError for a `--chat-template-kwargs` that has none."""
     thinking = {} if settings.reasoning == "auto" else {"enable_thinking": settings.reasoning == "on"}
+    if not settings.reasoning_budget:
+        thinking = {"enable_thinking": False}
     if settings.chat_template_kwargs is None:
         return thinking
     return thinking | (read_template_kwargs(orjson.loads(settings.chat_template_kwargs)) or {})

@@ -34,10 +34,6 @@ _GROUPS: tuple[tuple[str, Mapping[str, tuple[Any, ...]]], ...] = (
     ),
     ("only text output is supported", {"modalities": (["text"],), "audio": ()}),
     (
-        "thinking is not cut after a number of tokens here",
-        {"thinking_token_budget": (-1,), "thinking_budget_tokens": (-1,), "reasoning_budget_tokens": (-1,)},
-    ),
-    (
         "this is not supported",
         {
             "web_search_options": (),

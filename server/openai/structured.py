@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import orjson
 from pydantic import BeforeValidator, Field
 
-from slipstream.engine.api import Grammar
+from slipstream.engine.constraints import Grammar
 from slipstream.server.http.body import wrong
 from slipstream.server.http.error_table import bad_field
 from slipstream.server.openai import sent

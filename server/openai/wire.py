@@ -193,6 +193,16 @@ class Generate(Wire):
     min_tokens: int | None = optional(
         "nothing but the context's end ends the reply before so many tokens", ge=0, le=INT32
     )
+    thinking_token_budget: int | None = optional(
+        "most tokens of the thinking that begins the reply, whose end is written then; -1: no limit",
+        ge=-1,
+        le=INT32,
+    )
+    reasoning_budget_tokens: int | None = optional(
+        "llama-server's name of `thinking_token_budget`, which wins", ge=-1, le=INT32
+    )
+    thinking_budget_tokens: int | None = optional("another name of it", ge=-1, le=INT32)
+    reasoning_budget_message: str | None = optional("what is written before that end", max_length=4096)
     stop_token_ids: readers.StopIds = optional("tokens that end the reply like the model's own end tokens")
     skip_special_tokens: bool | None = optional("leave control tokens out of the text; on by default")
     prompt_logprobs: int | None = optional(

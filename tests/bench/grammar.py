@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from slipstream.engine.api import AsyncEngine, Delta, Done, Grammar, Request, Sampling, Speculate
+from slipstream.engine.api import AsyncEngine, Delta, Done, Request, Sampling, Speculate
+from slipstream.engine.constraints import Grammar
 from slipstream.engine.core.engine import Engine
 from slipstream.engine.sample import pick
 from slipstream.engine.service.start.launch import launch

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.engine.api import Grammar
+from slipstream.engine.constraints import Grammar
 from slipstream.engine.errors import RequestError
 from slipstream.engine.text.grammar.constraint import Constraint
 from slipstream.engine.text.grammar.grammars import Grammars

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from slipstream.engine.api import Chat, Grammar
+from slipstream.engine.api import Chat
+from slipstream.engine.constraints import Grammar
 from tests.http.fake import INFO
 from tests.http.serving import Served, served
 from tests.http.test_tools import CALL, SECOND, TOOLS, says

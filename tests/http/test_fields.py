@@ -119,8 +119,6 @@ def test_who_asks_changes_nothing(server: Served) -> None:
         {"modalities": ["audio"]},
         {"best_of": 2},
         {"return_tokens_as_token_ids": True},
-        {"thinking_token_budget": 100},
-        {"thinking_budget_tokens": 100},
         {"stop_regex": "[0-9]"},
         {"parse_tool_calls": False},
         {"lora_path": "x"},

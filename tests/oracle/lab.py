@@ -40,6 +40,7 @@ from slipstream.engine.speculate.registry import BY_NAME, Parts
 from slipstream.engine.stats import EngineStats
 from slipstream.engine.text.grammar.grammars import Grammars
 from slipstream.engine.text.text_stream import TextStream
+from slipstream.engine.text.thinking import CutThinking, cut_of
 from slipstream.engine.text.tokenizer import Tokenizer
 from slipstream.kernels import select
 from tests.oracle.draft_heads import load_head
@@ -243,6 +244,10 @@ class Lab:
             speculate=case.speculate,
             max_tokens=case.max_tokens,
         )
+        rules = request.grammar and self.grammars.constraint(request.grammar, "", "").result()
+        budget = request.thinking_budget
+        cut = None if budget is None else cut_of(budget, "", self.tokenizer)
+        n_words = -(-self.target.vocab_size // 32)
         prepared = Prepared(
             case.prompt,
             TextStream(
@@ -254,7 +259,7 @@ class Lab:
                 includes_stop=request.include_stop,
             ),
             tuple(prediction) if bench.types else (),
-            request.grammar and self.grammars.constraint(request.grammar, "", "").result(),
+            rules if cut is None else CutThinking(cut, rules, self.tokenizer.token_bytes, n_words),
             bad_words=bad_word_ids(self.tokenizer, request.sampling.bad_words),
             images=case.images,
             draft_images=case.draft_images,

@@ -23,7 +23,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from slipstream.engine.api import Grammar, Sampling, Speculate
+from slipstream.engine.api import Sampling, Speculate
+from slipstream.engine.constraints import Grammar, ThinkingBudget
 from slipstream.engine.speculate.registry import DRAFTERS
 from slipstream.engine.text.tokenizer import Tokenizer
 from slipstream.kernels.matmul.quantized import round_inputs
@@ -73,6 +74,13 @@ _PERSON = {
 # What the cases of "ruled" ask for: grammars, log-probabilities, the prompt's too, other ways to end.
 RULED = (
     replace(ASKS, grammar=Grammar("json_schema", json.dumps(_PERSON)), logprobs=2),
+    # Every reply begins with an opener of no characters, and so thinks.
+    replace(ASKS, thinking_budget=ThinkingBudget(7, ("", "# end\n"), "\n# so much for ")),
+    replace(
+        ASKS,
+        thinking_budget=ThinkingBudget(5, ("", "```")),
+        grammar=Grammar("lark", 'start: ("yes" | "no, because " /[a-z ]{10,60}/) "."', ("", "```")),
+    ),
     replace(
         ASKS, grammar=Grammar("regex", "(def|class) [a-z]{3,12}\\(self(, [a-z]{2,6}){0,3}\\):"), min_tokens=9
     ),

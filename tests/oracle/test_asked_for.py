@@ -16,7 +16,8 @@ from tokenizers.models import BPE
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from slipstream.engine.api import Delta, Done, Failed, Grammar, Request, Sampling, Speculate
+from slipstream.engine.api import Delta, Done, Failed, Request, Sampling, Speculate
+from slipstream.engine.constraints import Grammar
 from slipstream.engine.errors import InvalidRequest, Overloaded, TimedOut, Unsupported
 from slipstream.engine.sample.logprobs import Judged
 from slipstream.engine.text.tokenizer import Tokenizer

@@ -9,7 +9,8 @@ import jsonschema
 import pytest
 import torch
 
-from slipstream.engine.api import Grammar, Sampling, Speculate
+from slipstream.engine.api import Sampling, Speculate
+from slipstream.engine.constraints import Grammar
 from tests.oracle.lab import ASKS, DEMO, Bench, Case, Lab, differences, play
 from tests.schemas import ENDLESS, SCHEMAS
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.engine.api import Delta, Done, Echo, Event, Grammar, Progress, Request, Sampling
+from slipstream.engine.api import Delta, Done, Echo, Event, Progress, Request, Sampling
+from slipstream.engine.constraints import Grammar
 from slipstream.engine.errors import InvalidRequest
 from slipstream.engine.service.run.thread import ThreadEngine
 from slipstream.engine.service.start.launch import launch

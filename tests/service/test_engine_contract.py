@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.engine.api import Delta, Done, Event, Failed, Grammar
+from slipstream.engine.api import Delta, Done, Event, Failed
+from slipstream.engine.constraints import Grammar
 from slipstream.engine.errors import TimedOut
 from slipstream.engine.service.run.event_stream import Stream
 from slipstream.engine.service.run.thread import ThreadEngine

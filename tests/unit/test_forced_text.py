@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipstream.engine.api import Grammar
+from slipstream.engine.constraints import Grammar
 from slipstream.engine.text.grammar.constraint import Constraint, Words
 from slipstream.engine.text.grammar.forced_text import ForcedText
 from slipstream.engine.text.grammar.grammars import Grammars

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from slipstream.engine.api import Grammar
+from slipstream.engine.constraints import Grammar
 from slipstream.engine.errors import InvalidRequest, Unsupported
 from slipstream.engine.text.grammar import constraint as constraint_module
 from slipstream.engine.text.grammar import grammars as grammars_module

@@ -20,6 +20,7 @@ from slipstream.engine.text.chat import ChatTemplate
 from slipstream.engine.text.grammar.constraint import Constraint
 from slipstream.engine.text.grammar.grammars import Grammars
 from slipstream.engine.text.text_stream import TextStream
+from slipstream.engine.text.thinking import Cut, CutThinking, cut_of
 from slipstream.engine.text.tokenizer import Tokenizer
 
 _N_TAIL = 64  # tokens of a prompt that say how it ends
@@ -51,6 +52,7 @@ class _Made:
     shown: Shown
     tail: str  # how the prompt ends
     constraint: Future[Constraint] | None
+    cut: Cut | None  # of its thinking
 
 
 class Preparing:
@@ -78,9 +80,10 @@ class Preparing:
                     made.shown.placed(sight.target), made.shown.placed(sight.draft)
                 )
                 prepared = replace(prepared, images=images, draft_images=drafts)
+            rules: Constraint | None = None
             if made.constraint is not None:
-                ready: Constraint = await asyncio.wrap_future(made.constraint)
-                prepared = replace(prepared, constraint=ready)
+                rules = await asyncio.wrap_future(made.constraint)
+            prepared = replace(prepared, constraint=rules if made.cut is None else self._cut(made.cut, rules))
         return prepared, made.tail
 
     async def resolved(self, resolve: Callable[[], Slot], n_emitted: int) -> Slot:
@@ -109,6 +112,9 @@ class Preparing:
         self._check_tokens(token_ids)
         written = self._text.tokenizer.token_bytes
         return await self._in_worker(lambda: [written(one) for one in token_ids])
+
+    def _cut(self, cut: Cut, rules: Constraint | None) -> CutThinking:
+        return CutThinking(cut, rules, self._text.tokenizer.token_bytes, -(-self._info.vocab_size // 32))
 
     def _check_tokens(self, token_ids: Sequence[int]) -> None:
         most = max(self._info.n_ctx, _TEXT_TOKENS)
@@ -161,6 +167,8 @@ class Preparing:
         constraint = None
         if request.grammar is not None:
             constraint = self._text.grammars.constraint(request.grammar, tail, request.tenant, request.owner)
+        budget = request.thinking_budget
+        cut = None if budget is None else cut_of(budget, tail, tokenizer)
         text = TextStream(
             tokenizer,
             token_ids,
@@ -177,7 +185,7 @@ class Preparing:
             bad_words=bad_word_ids(self._text.tokenizer, request.sampling.bad_words),
             admitted_s=admitted_s,
         )
-        return _Made(prepared, shown, tail, constraint)
+        return _Made(prepared, shown, tail, constraint, cut)
 
     def _shown(self, prompt: Prompt) -> Shown:
         """A prompt's tokens and images. Raises `RequestError`."""

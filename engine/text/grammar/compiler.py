@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.engine.api import JSON_STYLE, Grammar
+from slipstream.engine.constraints import JSON_STYLE, Grammar
 from slipstream.engine.errors import InvalidRequest, Unsupported
 from slipstream.engine.text.panics import without_panics
 

@@ -274,7 +274,7 @@ class Constraint:
         if self._n_free is None and opener is None:
             return None
         if self._n_free is not None and (known := self._known()) and not self._is_lost:
-            return _with(np.zeros(self._n_words, np.int32), known[0])
+            return only(known[0], self._n_words)
         self._n_masked = self._n_ruled
         words = np.frombuffer(self._timed(self._matcher.compute_bitmask), np.int32)  # [n_words]
         if self._matcher.is_error() and not self._is_lost:
@@ -282,6 +282,11 @@ class Constraint:
         if self._is_lost or self._matcher.is_error():
             return np.zeros_like(words)
         return words if self._n_free is not None or opener is None else _with(words.copy(), opener)
+
+
+def only(token_id: int, n_words: int) -> Words:
+    """The mask of a token that must come."""
+    return _with(np.zeros(n_words, np.int32), token_id)
 
 
 def _with(words: Words, token_id: int) -> Words:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from slipstream.engine.api import Grammar
+from slipstream.engine.constraints import Grammar
 from slipstream.engine.text.grammar.compiler import Compiler, Vocabulary
 from slipstream.engine.text.grammar.constraint import Constraint, Thinking
 from slipstream.engine.text.grammar.trial import Trial
 from slipstream.engine.text.grammar.turns import Turns
 from slipstream.engine.text.panics import without_panics
+from slipstream.engine.text.thinking import Opening, opening
 from slipstream.engine.text.tokenizer import Tokenizer
 
 Key = tuple[str, str, str]  # a grammar's tenant, kind and source
@@ -107,16 +107,8 @@ class Grammars:
         if grammar.reasoning is None:
             return None
         start, end = grammar.reasoning
-        # What users write stands before the control tokens that begin the reply.
-        controls = [one for one in self._text.control_ids if one not in grammar.reasoning]
-        prompt_tail = _behind(prompt_tail, controls)
-        if prompt_tail.rfind(start) > prompt_tail.rfind(end):
+        stage = opening(prompt_tail, grammar.reasoning, self._text)
+        if stage is Opening.OPEN:
             return Thinking(None, end.encode())
-        # A template that writes an empty thinking part itself has ruled thinking out.
-        opener = None if prompt_tail.rstrip().endswith(end) else self._text.backend.token_to_id(start)
+        opener = None if stage is Opening.NONE else self._text.backend.token_to_id(start)
         return None if opener is None else Thinking(opener, end.encode())
-
-
-def _behind(text: str, marks: Sequence[str]) -> str:
-    """The text behind the last of the marks in it."""
-    return text[max((text.rfind(one) + len(one) for one in marks if one in text), default=0) :]

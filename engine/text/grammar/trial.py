@@ -20,7 +20,7 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-from slipstream.engine.api import Grammar
+from slipstream.engine.constraints import Grammar
 from slipstream.engine.errors import InvalidRequest, Unsupported
 from slipstream.engine.text.grammar.compiler import Compiler, Vocabulary
 from slipstream.kernels.child_process import ChildProcess, limit_memory

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slipstream.engine.api import JSON_STYLE
+from slipstream.engine.constraints import JSON_STYLE
 from slipstream.server.openai.formats.format import Mark, Tool
 from slipstream.server.openai.formats.schemas import (
     check_members,

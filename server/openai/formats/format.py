@@ -114,6 +114,11 @@ class Format:
     instructs: bool = False  # tools are told of in a message, and earlier calls shown as text (`generic.py`)
 
     @property
+    def thoughts(self) -> tuple[str, str] | None:
+        """What opens and closes the thinking that a reply may begin with; None: nothing, as far as is known."""
+        return ("<|channel|>analysis<|message|>", "<|end|>") if self.channels else self.reasoning
+
+    @property
     def markers(self) -> frozenset[str]:
         """All markers that must be in a reply's text for the reply to be understood."""
         calls = (self.calls.open, self.calls.close or "") if self.calls else ()
