@@ -25,6 +25,7 @@ from slipstream.engine.text.grammar.constraint import Constraint
 from slipstream.engine.text.text_stream import TextStream
 from slipstream.engine.text.thinking import CutThinking
 
+_MOST_UNREAD = 130  # tokens of two passes, each with a certain one and 64 drafts
 N_RECENT = 64  # steps of a slot that `/slots` shows
 
 
@@ -186,8 +187,9 @@ class Slot:
 
     @property
     def reads_drafts(self) -> bool:
-        """Whether a row's logits depend on the tokens drafted before it."""
-        return self.sampling.counts_drafts or self.constraint is not None
+        """Whether a row of this pass, or of one behind it, is picked by the tokens drafted before it."""
+        rules = self.constraint
+        return self.sampling.counts_drafts or (rules is not None and rules.may_rule(_MOST_UNREAD))
 
     @property
     def history(self) -> NDArray[np.int32]:

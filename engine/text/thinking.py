@@ -95,6 +95,13 @@ class CutThinking:
         """Why no token may follow where none could be picked."""
         return None if self._rules is None else self._rules.failure
 
+    def may_rule(self, n_tokens: int) -> bool:
+        """Whether any of so many tokens more may be ruled out."""
+        phase, since = self._places[-1]
+        n_left = self._cut.n_most - (self.n_tokens - since if phase is _Phase.THINKING else 0)
+        is_near = phase is _Phase.CLOSING or (phase is not _Phase.OVER and n_left < n_tokens)
+        return is_near or self._rules is not None
+
     @property
     def n_tokens(self) -> int:
         """Tokens of the reply so far."""

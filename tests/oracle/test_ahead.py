@@ -15,6 +15,7 @@ from torch import Tensor
 
 from slipstream.engine.api import Sampling, Speculate
 from slipstream.engine.batch import Batch
+from slipstream.engine.constraints import ThinkingBudget
 from slipstream.engine.core.engine import Engine
 from slipstream.engine.core.flight import Flight
 from slipstream.engine.speculate.chain import Chain
@@ -22,7 +23,7 @@ from slipstream.engine.speculate.decide.asking import Asking
 from slipstream.engine.speculate.drafter import DeviceDrafter, Draft, Guess, Kept, Want
 from slipstream.engine.speculate.network.backlog import Backlog
 from tests.checkpoints import tiny_checkpoint
-from tests.oracle.lab import DEMO, Bench, Case, Folders, Lab, play
+from tests.oracle.lab import ASKS, DEMO, Bench, Case, Folders, Lab, play
 from tests.oracle.lossless import demo_cases
 
 pytestmark = pytest.mark.sampled(keep=3)
@@ -104,6 +105,36 @@ def test_a_network_guesses_ahead_what_it_guesses_when_it_is_asked(
     ) in twice:  # near a text's end drafts are shorter, by as much as the running pass might still keep
         n = min(len(one), len(other))
         assert list(one[:n]) == list(other[:n])
+
+
+def test_passes_overlap_where_a_limit_of_thinking_is_far_or_over(
+    lab: Lab, cases: Sequence[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overlapped: list[
+        int
+    ] = []  # tokens of the reply that were read when a pass was launched behind an unread one
+    launch = Engine._launch
+
+    def watched(self: Engine, unread: Flight | None = None) -> Flight | None:
+        if unread is not None:
+            overlapped.extend(work.slot.n_decoded for work in unread.works if work is not None)
+        return launch(self, unread)
+
+    monkeypatch.setattr(Engine, "_launch", watched)
+    markers = ("", "# end\n")  # every reply begins with an opener of no characters
+    closing = lab.tokenizer.encode(markers[1], add_special=False)
+    for n_most in (150, 4):
+        asks = replace(ASKS, thinking_budget=ThinkingBudget(n_most, markers))
+        sampling = Sampling(seed=1, temperature=1.3, ignore_eos=True)
+        limited = [replace(cases[0], max_tokens=n_most + 30, asks=asks, sampling=sampling)]
+        plain = play(lab, Bench(), limited)
+        assert plain.tokens[0][n_most : n_most + len(closing)] == closing
+        overlapped.clear()
+        made = play(lab, Bench(("draft-model",), adaptive=False, overlaps=True), limited)
+        assert made.tokens == plain.tokens
+        assert max(overlapped) >= n_most + len(closing)
+        assert (min(overlapped) < n_most) == (n_most > 130)
+        assert not [n for n in overlapped if n_most - 130 < n < n_most + len(closing)]
 
 
 @pytest.mark.parametrize("name", ["draft-model", "draft-eagle3", "draft-mtp"])

@@ -122,6 +122,20 @@ def test_pushing_and_popping_leaves_what_a_fresh_one_has(tokenizer: Tokenizer) -
             )
 
 
+def test_a_far_cut_rules_nothing_yet(tokenizer: Tokenizer) -> None:
+    """Passes may then be launched behind one that is not read, as if there were no limit."""
+    opened, made = cut(tokenizer, 200, tail=""), cut(tokenizer, 200)
+    assert (opened.may_rule(200), opened.may_rule(201)) == (False, True)
+    word = ids(tokenizer, "a")[0]
+    for n in range(200):
+        assert made.may_rule(130) == (n > 70)
+        assert made.push(word)
+    for token_id in ids(tokenizer, TAGS[1]):
+        assert made.may_rule(1)
+        assert made.push(token_id)
+    assert not made.may_rule(130)
+
+
 @pytest.mark.parametrize("reply", ["a</t> and much more text", "</t> at once", "x<t></t> and more than ten"])
 def test_thinking_that_ends_in_time_is_not_cut(tokenizer: Tokenizer, reply: str) -> None:
     made = cut(tokenizer, 10)

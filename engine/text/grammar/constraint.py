@@ -86,6 +86,10 @@ class Constraint:
             return False
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
+    def may_rule(self, n_tokens: int) -> bool:
+        """Whether any of the next tokens may be ruled out."""
+        return True
+
     @property
     def n_tokens(self) -> int:
         """Tokens of the reply so far."""
