@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -17,12 +18,19 @@ from slipstream.engine.api import EventStream
 T = TypeVar("T")
 
 PING_S = 15.0  # proxies give up on a silent connection after 30 to 60 s
+# U+0085, U+2028 and U+2029: they end no line of an event, but do to readers that go by `str.splitlines`, as httpx's
+# `iter_lines` does.
+_LINE_ENDS = re.compile(rb"\xc2\x85|\xe2\x80[\xa8\xa9]")
 CLIENT_LEFT = 499  # for the log only: the client is gone
 
 
 def event(content: Mapping[str, Any]) -> bytes:
     """A server-sent event, without an id: after an id, a keep-alive comment breaks OpenAI's client."""
-    return b"data: " + orjson.dumps(content) + b"\n\n"
+    return b"data: " + _LINE_ENDS.sub(_escaped, orjson.dumps(content)) + b"\n\n"
+
+
+def _escaped(found: re.Match[bytes]) -> bytes:
+    return b"\\u%04x" % ord(found[0].decode())
 
 
 def named_event(content: Mapping[str, Any]) -> bytes:

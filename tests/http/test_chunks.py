@@ -189,3 +189,20 @@ def test_nothing_comes_before_the_first_token(server: Served, path: str) -> None
     with server.http.stream("POST", path, json=body) as answer:
         first = next(line for line in answer.iter_lines() if line.startswith("data:"))
         assert made, f"{first} came before"
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/completion", "/v1/responses", "/v1/messages"])
+def test_readers_that_know_more_line_ends_find_none_inside_an_event(server: Served, path: str) -> None:
+    """httpx's `iter_lines` goes by `str.splitlines`."""
+    text = "".join(chr(one) for one in (0x85, 0x2028, 0x2029, 0x0B, 0x1C, 0x1D, 0x1E, 0x2027, 0xA8))
+    server.engine.script = lambda request: [Delta(text, (5,), (None,), (text,)), done(request, 1)]
+    said: Any = [{"role": "user", "content": "a"}]
+    name = (
+        "messages" if "chat" in path or "messages" in path else "input" if "responses" in path else "prompt"
+    )
+    body = {name: said if name == "messages" else "a"} | ({"max_tokens": 9} if "messages" in path else {})
+    with server.http.stream("POST", path, json={**body, "stream": True}) as answer:
+        found = [one.removeprefix("data: ") for one in answer.iter_lines() if one.startswith("data: {")]
+        assert answer.status_code == 200
+    told = json.dumps([json.loads(one) for one in found])
+    assert json.dumps(text)[1:-1] in told
