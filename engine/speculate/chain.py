@@ -31,7 +31,6 @@ from slipstream.engine.speculate.drafter import (
     Guess,
     Guesses,
     Kept,
-    Lasting,
     TextDrafter,
     Want,
 )
@@ -87,7 +86,8 @@ class Chain:
 
     def reads_streams(self, slot: Slot) -> bool:
         """Whether any drafter reads the target's streams at the slot's tokens."""
-        return any(one.taps and self.guard.serves(one.name, slot) for one in self._on_device)
+        serving = self.guard.serving(slot)
+        return any(one.taps and one.name in serving for one in self._on_device)
 
     def capture(self, capturing: Capturing) -> None:
         """Capture the passes of the networks."""
@@ -115,8 +115,7 @@ class Chain:
     def close(self) -> None:
         """The server shuts down."""
         for drafter in self._all:
-            if isinstance(drafter, Lasting):
-                self.guard.run(drafter.name, "close", [], drafter.close)
+            self.guard.run(drafter.name, "close", [], drafter.close)
 
     def draft(self, wants: Sequence[Want], coming: Pass, tails: Tails | None = None) -> Drafts | None:
         """One draft per want, empty where no drafter has a draft worth its cost.
@@ -343,19 +342,16 @@ class Chain:
         coming: the pass that verified it, as `draft` was given it.
         """
         with self.guard.spared():
-            self._credit(slot, draft, n_accepted, coming)
-
-    def _credit(self, slot: Slot, draft: Draft, n_accepted: int, coming: Pass) -> None:
-        n_read = sum(source in self._reader_names for source in draft.sources[:n_accepted])
-        self.lengths.overlap.gain(slot.id, n_read)
-        if not draft:
-            return
-        price, token_s = self.lengths.price(coming), self.lengths.token_s(coming)
-        for name in dict.fromkeys(draft.sources):
-            positions = [i for i, source in enumerate(draft.sources) if source == name]
-            self.guard.credit(name, slot, positions, n_accepted)
-            n_gained = sum(position < n_accepted for position in positions) - price * len(positions)
-            self.lengths.allowance.credit(slot, name, n_gained, token_s)
+            n_read = sum(source in self._reader_names for source in draft.sources[:n_accepted])
+            self.lengths.overlap.gain(slot.id, n_read)
+            if not draft:
+                return
+            price, token_s = self.lengths.price(coming), self.lengths.token_s(coming)
+            for name in dict.fromkeys(draft.sources):
+                positions = [i for i, source in enumerate(draft.sources) if source == name]
+                self.guard.credit(name, slot, positions, n_accepted)
+                n_gained = sum(position < n_accepted for position in positions) - price * len(positions)
+                self.lengths.allowance.credit(slot, name, n_gained, token_s)
 
     def pass_s(self, n_rows: int) -> float:
         """Expected seconds of a pass; infinite where that cannot be told."""
@@ -379,7 +375,8 @@ class Chain:
             self.account.worked(seconds)
 
     def _following(self, slot: Slot) -> list[Drafter]:
-        return [drafter for drafter in self._all if self.guard.serves(drafter.name, slot)]
+        serving = self.guard.serving(slot)
+        return [drafter for drafter in self._all if drafter.name in serving]
 
 
 def _read(guesses: Guesses | None) -> list[Guess]:

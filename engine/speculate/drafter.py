@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -174,6 +174,9 @@ class Drafter(ABC):
     def end(self, slot: Slot) -> None:  # noqa: B027
         """The slot's request is over."""
 
+    def close(self) -> None:  # noqa: B027
+        """The server shuts down: what is to outlive the process is written now."""
+
 
 class TextDrafter(Drafter):
     """A drafter that only reads text.
@@ -216,11 +219,3 @@ class DeviceDrafter(Drafter):
         tails: where an unread pass ends, a row per want, for guesses behind that pass. None is returned where the host
         has to read that pass first.
         """
-
-
-@runtime_checkable
-class Lasting(Protocol):
-    """A drafter with data that outlives the process."""
-
-    def close(self) -> None:
-        """The server shuts down: write it now."""

@@ -13,10 +13,11 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from slipstream.engine.device_loss import Spared, raise_if_lost
 from slipstream.engine.slot import DrafterTally, Slot
+from slipstream.engine.speculate.drafter import Kept, Want
 
 log = logging.getLogger(__name__)
 
@@ -26,16 +27,7 @@ _ALARM_AFTER = 500  # drafted tokens of a network
 _ALARM_BELOW = 0.05  # accepted share of them
 
 T = TypeVar("T")
-
-
-class OfSlot(Protocol):
-    """What concerns a slot: a `Want`, what was `Kept`."""
-
-    @property
-    def slot(self) -> Slot: ...
-
-
-S = TypeVar("S", bound=OfSlot)
+OfSlot = TypeVar("OfSlot", Want, Kept)
 
 
 class Guard:
@@ -73,11 +65,7 @@ class Guard:
             return slot.drafters
         return {name for name in slot.drafters if not self._is_off(name)}
 
-    def serves(self, name: str, slot: Slot) -> bool:
-        """Whether the slot uses the drafter's guesses."""
-        return name in slot.drafters and not (self._failures and self._is_off(name))
-
-    def served(self, name: str, several: Sequence[S]) -> list[S]:
+    def served(self, name: str, several: Sequence[OfSlot]) -> list[OfSlot]:
         """Those of them whose slots use the drafter's guesses."""
         if self._failures and self._is_off(name):
             return []

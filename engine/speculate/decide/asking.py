@@ -131,7 +131,7 @@ class Asking:
 
     def _promised(self, drafter: DeviceDrafter, want: Want) -> Floats:  # [at most n_max]
         """Survivals expected of a drafter before it is asked."""
-        if not self._guard.serves(drafter.name, want.slot):
+        if drafter.name not in self._guard.serving(want.slot):
             return np.zeros(0)
         n = min(want.n_max, drafter.longest)
         if drafter.reads_text and not want.after and self.is_read(want.slot):
