@@ -16,7 +16,6 @@ from slipstream.engine.models.captured import Capturing
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.decide.account import Account
 from slipstream.engine.speculate.decide.asking import Asking
-from slipstream.engine.speculate.decide.reasons import Reasons
 from slipstream.engine.speculate.decide.survival import Shadows, Survival, grades
 from slipstream.engine.speculate.decide.value import Lengths, Pass, worth
 from slipstream.engine.speculate.drafter import (
@@ -65,15 +64,7 @@ class Chain:
         networks = [one.name for one in self._on_device if not one.reads_text]
         self.guard = Guard([one.name for one in drafters], networks, now)
         self.account = Account(self.guard, [one.name for one in self._on_device], lengths, self._survival)
-        self._reasons = Reasons(self.guard)
-        self._asking = Asking(
-            self.guard,
-            lengths,
-            self._survival,
-            self.account,
-            self._reasons,
-            self._reader_names,
-        )
+        self._asking = Asking(self.guard, lengths, self._survival, self.account, self._reader_names)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -134,12 +125,10 @@ class Chain:
         return drafts
 
     def _chosen(self, wants: Sequence[Want], coming: Pass, tails: Tails | None) -> Drafts | None:
-        self._reasons.clear()
         self.account.start()
         self.lengths.allowance.start()
         if self.lengths.measures_plain(coming):
-            self._reasons.note([want.slot for want in wants], "plain_measured")
-            self.account.measures_plain = True
+            self.account.note([want.slot for want in wants], "plain_measured")
             return Drafts(self._explained(wants, {}))
         if tails is not None:
             behind = self._behind(wants, coming, tails)
@@ -172,7 +161,7 @@ class Chain:
     def _explained(self, wants: Sequence[Want], drafts: Mapping[int, Draft]) -> dict[int, Draft]:
         """The drafts by slot id, and for requests that ask the reason where there is none."""
         silent = [want.slot for want in wants if want.slot.request.steps and not drafts.get(want.slot.id)]
-        return {**drafts, **{slot.id: Draft(why_not=self._reasons.of(slot)) for slot in silent}}
+        return {**drafts, **{slot.id: Draft(why_not=self.account.reason_of(slot)) for slot in silent}}
 
     def _behind(self, wants: Sequence[Want], coming: Pass, tails: Tails) -> Drafts | None:
         """The drafts behind an unread pass, or None."""
@@ -299,7 +288,7 @@ class Chain:
 
         # Guesses are read inside the guard: those of a wrong shape are a failure of their drafter, not of the engine.
         slots = [want.slot for want in wants]
-        self._reasons.note(slots, "no_guess")
+        self.account.note(slots, "no_guess")
         return self.guard.run(drafter.name, verb, slots, make) or {}
 
     def _offer(self, name: str, want: Want, guess: Guess) -> Draft:
@@ -309,8 +298,7 @@ class Chain:
             token_ids = token_ids[: constraint.n_legal(want.after, token_ids)]
         if not token_ids:
             return NO_DRAFT
-        self.account.has_offers = True
-        self._reasons.note((want.slot,), "rows_too_dear")
+        self.account.note((want.slot,), "rows_too_dear")
         grade = grades(guess.survival, len(token_ids))
         if not want.after:
             self._shadows.watch(want.slot, name, token_ids, grade)

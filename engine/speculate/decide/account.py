@@ -1,12 +1,14 @@
 """What speculation did lately, counted pass by pass, and why nothing is drafted where that is so.
 
-Counts fade without being touched: each pass weighs a little more than the one before it.
+The same is noted slot by slot for requests that ask. Counts fade without being touched: each pass weighs a little more
+than the one before it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from slipstream.engine.drafting import DrafterState, Drafting, Outcome, Treatment, WhyNot
 from slipstream.engine.slot import Slot
@@ -22,6 +24,9 @@ _MOST_WEIGHT = 1e100
 _OFF_S = 30.0  # seconds of work without a draft token that are worth a line in the log
 _DRAFTED = 0.01  # share of the passes from which on drafting goes on
 _TRIED = 0.001  # share of the passes from which on a drafter is not left out
+# What may be why a slot drafts nothing, the one that decides first: guesses of a network that promises too little are
+# trials.
+_RANKS: tuple[WhyNot, ...] = ("plain_measured", "network_too_slow", "rows_too_dear", "no_guess")
 
 
 class Account:
@@ -45,6 +50,9 @@ class Account:
         self._trusted = dict.fromkeys(on_device, 0.0)  # passes for which it promised enough
         self._n_calls = dict.fromkeys(guard.totals, 0)
         self._promising: set[str] = set()  # drafters on a device that promise enough for the coming pass
+        # What was noted for the coming pass: of all slots, and of those whose requests ask.
+        self._noted: set[WhyNot] = set()
+        self._noted_of: defaultdict[int, set[WhyNot]] = defaultdict(set)
         self.start()
         self._is_off = False  # whether the last pass could carry drafts and did not
         self._off_s = 0.0  # seconds of work in such passes since the last draft
@@ -52,10 +60,25 @@ class Account:
 
     def start(self) -> None:
         """Another pass is decided, or the same anew. Drafts that were read since are of an earlier pass."""
-        self.has_offers = False  # whether a drafter has a guess for the coming pass
-        self.measures_plain = False  # whether it does without drafts to be measured
-        self._has_refused = False  # whether a network promises too little for it
+        self._has_refused = False  # whether a network promises too little for the coming pass
         self._promising.clear()
+        self._noted.clear()
+        self._noted_of.clear()
+
+    def note(self, slots: Iterable[Slot], reason: WhyNot) -> None:
+        """If nothing is drafted for these slots in the coming pass, this may be why."""
+        self._noted.add(reason)
+        for slot in slots:
+            if slot.request.steps:
+                self._noted_of[slot.id].add(reason)
+
+    def reason_of(self, slot: Slot) -> WhyNot:
+        """Why nothing is drafted for a slot that could have had drafts, and whose request asks."""
+        noted = self._noted_of.get(slot.id, ())
+        for reason in _RANKS:
+            if reason in noted:
+                return reason
+        return "not_worth_asking" if self._guard.serving(slot) else "switched_off"
 
     def consider(self, drafter: str, takes: Sequence[bool]) -> None:
         """A drafter on a device was considered for the coming pass. takes: for each slot whether it promises enough."""
@@ -102,11 +125,11 @@ class Account:
     def _outcome(self, wants: Sequence[Want], n_drafted: int, *, is_asked: bool) -> Outcome:
         if n_drafted:
             return "drafted"
-        if self.measures_plain:
+        if "plain_measured" in self._noted:
             return "plain_measured"
         if self._has_refused:  # its guesses, if any, are trials
             return "network_too_slow"
-        if self.has_offers:
+        if "rows_too_dear" in self._noted:
             return "rows_too_dear"
         if is_asked:
             return "no_guess"

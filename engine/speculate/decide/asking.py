@@ -14,7 +14,6 @@ import numpy as np
 
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.decide.account import Account
-from slipstream.engine.speculate.decide.reasons import Reasons
 from slipstream.engine.speculate.decide.survival import Survival
 from slipstream.engine.speculate.decide.value import Floats, Lengths, Pass
 from slipstream.engine.speculate.drafter import NO_DRAFT, DeviceDrafter, Draft, Want
@@ -35,12 +34,11 @@ class Asking:
         lengths: Lengths,
         survival: Survival,
         account: Account,
-        reasons: Reasons,
         readers: frozenset[str],
     ) -> None:
         """readers: the text drafters."""
         self._guard, self._lengths, self._survival = guard, lengths, survival
-        self._account, self._reasons, self._readers = account, reasons, readers
+        self._account, self._readers = account, readers
         # Drafter and slot id -> the period through which it rests, unless a guess of a network proves right.
         self._rests: dict[tuple[str, int], int] = {}
 
@@ -127,7 +125,7 @@ class Asking:
     def _refuse(self, drafter: DeviceDrafter, slots: Sequence[Slot]) -> None:
         """Note for these slots that a network promises too little."""
         if not drafter.reads_text:
-            self._reasons.note(slots, "network_too_slow")
+            self._account.note(slots, "network_too_slow")
 
     def _promised(self, drafter: DeviceDrafter, want: Want) -> Floats:  # [at most n_max]
         """Survivals expected of a drafter before it is asked."""
