@@ -233,7 +233,7 @@ class DraftHidden(DeviceDrafter):
             spans = [_span(*fed[i], k, whole=k < last) for i in having]
             if not spans:
                 break
-            said, states = self._run(k, spans, hidden)  # [n_logits of all, d_model] each
+            said, states = self._run(k, self._backlog.batch(spans), hidden)  # [n_logits of all, d_model] each
             if k == last > 0:
                 break
             if k < last and not self._head.is_chained:
@@ -269,7 +269,7 @@ class DraftHidden(DeviceDrafter):
         (index,) = upload((np.concatenate([np.asarray(own, np.int64) for own in rows]),), tails.device)
         hidden = self._head.fuse([one.index_select(0, index) for one in tails.streams.of(self.taps)])
         successors = torch.cat([tails.picks_of(want.slot.id) for want in wants])
-        said, states = self._run(0, spans, hidden, successors)  # [n_rows, d_model] each
+        said, states = self._run(0, self._backlog.batch(spans, successors), hidden)  # [n_rows, d_model] each
         self._fed |= {span.slot: span.n_past for span in spans}
         (last,) = upload((np.cumsum([len(own) for own in rows]) - 1,), tails.device)
         last = last - n_lost  # [n_wants]: the row of each slot's last kept token
@@ -303,7 +303,7 @@ class DraftHidden(DeviceDrafter):
 
         def step(going: Going) -> Rows:
             k = climb.rise(going)
-            said, states = self._ran(k, batch(), climb.states)
+            said, states = self._run(k, batch(), climb.states)
             return modules[k].logits(climb.take(said, states)), None
 
         def loop(going: Going, params: RowParams, limits: Sequence[int]) -> tuple[Tensor, Tensor] | None:
@@ -315,12 +315,7 @@ class DraftHidden(DeviceDrafter):
         first = modules[0].logits(said)  # [n_able, vocab] float32
         return unrolled.launch(able, (first, None), step, loop)
 
-    def _run(
-        self, k: int, spans: Sequence[Span], hidden: Tensor, token_ids: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        return self._ran(k, self._backlog.batch(spans, token_ids), hidden)
-
-    def _ran(self, k: int, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def _run(self, k: int, batch: Batch, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """[n_logits, d_model] each: what module k says, and its states."""
         if batch.frame is None:
             return self._head.modules[k].run(batch, hidden, self._backlog.store)

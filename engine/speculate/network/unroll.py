@@ -45,10 +45,6 @@ Step = Callable[[Going], Rows]
 Loop = Callable[[Going, RowParams, Sequence[int]], tuple[Tensor, Tensor] | None]
 
 
-def no_loop(going: Going, params: RowParams, limits: Sequence[int]) -> None:
-    """Where passes are not captured."""
-
-
 class Unrolled:
     """The guesses of a call: `launch` makes them, `token_ids` is where they lie, `read` waits for them.
 
@@ -78,11 +74,11 @@ class Unrolled:
         self._n_lost = n_lost
         self._when_read = when_read
 
-    def launch(self, able: Sequence[int], first: Rows, step: Step, loop: Loop = no_loop) -> Unrolled:
+    def launch(self, able: Sequence[int], first: Rows, step: Step, loop: Loop | None = None) -> Unrolled:
         """Guess until every slot has what it wants. A pick uses the target's noise and processing.
 
-        able: the wants that can draft; first: their rows. loop: asked before each step, if rows depend on nothing that
-        the host has to work out.
+        able: the wants that can draft; first: their rows. loop: asked before each step, if there is one and rows depend
+        on nothing that the host has to work out.
         """
         active, (logits, confidence), n_made = list(able), first, 0
         looks = self._looks(able, logits.device)
@@ -104,7 +100,7 @@ class Unrolled:
             if active:
                 params = _next(params, going)
                 limits = [self._wants[i].n_max - n_made for i in active]
-                made = loop(going, params, limits) if plain else None
+                made = loop(going, params, limits) if plain and loop is not None else None
                 if made is not None:
                     picked, sure = made
                     self._unread.append((active * len(picked), picked.flatten(), sure.flatten()))
