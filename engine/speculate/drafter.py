@@ -185,9 +185,13 @@ class TextDrafter(Drafter):
     it needs off the slot when it is asked.
     """
 
-    @abstractmethod
     def draft(self, wants: Sequence[Want]) -> list[Guess]:
-        """One guess per want, at most `n_max` tokens, empty if there is no guess."""
+        """One guess per want."""
+        return [self.guess(want) for want in wants]
+
+    @abstractmethod
+    def guess(self, want: Want) -> Guess:
+        """At most `n_max` tokens, empty if there is no guess."""
 
 
 class DeviceDrafter(Drafter):

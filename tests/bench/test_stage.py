@@ -44,8 +44,8 @@ class Planned(TextDrafter):
     def __init__(self, guesses: Sequence[int]) -> None:
         self._guesses = guesses
 
-    def draft(self, wants: Sequence[Want]) -> list[Guess]:
-        return [Guess(self._at(want.slot)[: want.n_max]) for want in wants]
+    def guess(self, want: Want) -> Guess:
+        return Guess(self._at(want.slot)[: want.n_max])
 
     def _at(self, slot: Slot) -> Sequence[int]:
         return self._guesses[len(slot.tokens) - slot.n_prompt :]

@@ -20,16 +20,9 @@ class Scripted(TextDrafter):
         self._rate = rate
         self._vocab_size = vocab_size
 
-    def draft(self, wants: Sequence[Want]) -> list[Guess]:
-        return [
-            Guess(
-                [
-                    self._spoil(want.slot, i, token_id)
-                    for i, token_id in enumerate(self._future(want.slot)[: want.n_max])
-                ]
-            )
-            for want in wants
-        ]
+    def guess(self, want: Want) -> Guess:
+        future = self._future(want.slot)[: want.n_max]
+        return Guess([self._spoil(want.slot, i, token_id) for i, token_id in enumerate(future)])
 
     def _spoil(self, slot: Slot, index: int, token_id: int) -> int:
         """The same position is spoilt in every attempt, so a run can be repeated."""

@@ -37,9 +37,9 @@ class ScriptedText(TextDrafter):
     def __init__(self, times: TextTimes, clock: Clock, scripts: Scripts) -> None:
         self._times, self._clock, self._scripts = times, clock, scripts
 
-    def draft(self, wants: Sequence[Want]) -> list[Guess]:
-        self._clock.spend(self._times.ask_s * len(wants))
-        return [_guess(self.name, want, self._scripts) for want in wants]
+    def guess(self, want: Want) -> Guess:
+        self._clock.spend(self._times.ask_s)
+        return _guess(self.name, want, self._scripts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,9 +86,9 @@ class Faulty(TextDrafter):
     def begin(self, slot: Slot) -> None:
         self._call("begin")
 
-    def draft(self, wants: Sequence[Want]) -> list[Guess]:
+    def guess(self, want: Want) -> Guess:
         self._call("draft")
-        return [Guess()] * len(wants)
+        return Guess()
 
     def accept(self, kept: Sequence[Kept]) -> None:
         self._call("accept")

@@ -24,7 +24,7 @@ ASKING = slot_with([1], types=("text", "network"))
 
 
 class Fails(Says):
-    def draft(self, wants: Sequence[Want]) -> list[Guess]:
+    def guess(self, want: Want) -> Guess:
         raise RuntimeError("broken")
 
 

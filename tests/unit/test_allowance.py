@@ -194,12 +194,15 @@ class Timed(TextDrafter):
         self.name, self.clock, self.seconds, self.say = name, clock, seconds, say
         self.n_asked = 0
 
+    def guess(self, want: Want) -> Guess:
+        return Guess(self.say(want))
+
     def draft(self, wants: Sequence[Want]) -> list[Guess]:
         self.n_asked += len(wants)
         self.clock.now += self.seconds * (
             max(want.n_max for want in wants) if self.is_network else len(wants)
         )
-        return [Guess(self.say(want)) for want in wants]
+        return super().draft(wants)
 
 
 def played(clock: Clock, drafters: Sequence[Drafter], texts: Sequence[Sequence[int]], n_prompt: int) -> float:

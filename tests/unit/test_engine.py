@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import inf
 
 import numpy as np
@@ -190,9 +190,9 @@ def test_no_draft_goes_past_the_limit() -> None:
     class Eager(TextDrafter):
         name = "eager"
 
-        def draft(self, wants: Sequence[Want]) -> list[Guess]:
-            seen.extend(want.slot.n_limit - len(want.slot.tokens) - want.n_max for want in wants)
-            return [Guess([0] * want.n_max) for want in wants]
+        def guess(self, want: Want) -> Guess:
+            seen.append(want.slot.n_limit - len(want.slot.tokens) - want.n_max)
+            return Guess([0] * want.n_max)
 
     run(toy_engine(lambda cache: [Eager()]), types=("eager",))
     assert min(seen) == 1  # the pass's own token still fits

@@ -39,11 +39,11 @@ class Says(TextDrafter):
         self.told: list[int] = []
         self.went_on_from: list[tuple[int, ...]] = []
 
-    def draft(self, wants: Sequence[Want]) -> list[Guess]:
-        self.asked += [want.slot.id for want in wants]
-        self.lengths += [want.n_max for want in wants]
-        self.went_on_from += [tuple(want.after) for want in wants if want.after]
-        return [Guess(self.token_ids[: want.n_max], self.survival[: want.n_max]) for want in wants]
+    def guess(self, want: Want) -> Guess:
+        self.asked.append(want.slot.id)
+        self.lengths.append(want.n_max)
+        self.went_on_from += [tuple(want.after)] if want.after else []
+        return Guess(self.token_ids[: want.n_max], self.survival[: want.n_max])
 
     def accept(self, kept: Sequence[Kept]) -> None:
         self.told += [one.slot.id for one in kept]
@@ -261,8 +261,8 @@ def test_a_least_length_is_kept_where_less_would_pay(sort: Callable[[TextDrafter
 
 def test_a_drafter_that_raises_is_off_for_its_request_and_after_three_for_all() -> None:
     class Raises(Says):
-        def draft(self, wants: Sequence[Want]) -> list[Guess]:
-            super().draft(wants)
+        def guess(self, want: Want) -> Guess:
+            super().guess(want)
             raise ValueError("broken")
 
     broken, sound = Raises("broken", [1]), Says("sound", [2])

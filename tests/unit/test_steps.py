@@ -62,8 +62,8 @@ class Half(TextDrafter):
     def __init__(self, texts: dict[str, list[int]]) -> None:
         self._texts = texts
 
-    def draft(self, wants: Sequence[Want]) -> list[Guess]:
-        return [Guess(known(self._texts, want, want.n_tokens)[: 1 + want.n_tokens % 4]) for want in wants]
+    def guess(self, want: Want) -> Guess:
+        return Guess(known(self._texts, want, want.n_tokens)[: 1 + want.n_tokens % 4])
 
 
 @pytest.fixture(scope="module")
@@ -163,8 +163,8 @@ class Twins(TextDrafter):
 
     name = "twins"
 
-    def draft(self, wants: Sequence[Want]) -> list[Guess]:
-        return [Guess([5, 6, 7][: want.n_max], [0.99] * 3) if want.after else Guess() for want in wants]
+    def guess(self, want: Want) -> Guess:
+        return Guess([5, 6, 7][: want.n_max], [0.99] * 3) if want.after else Guess()
 
 
 def test_the_chief_author_of_a_draft() -> None:
@@ -180,7 +180,7 @@ def test_the_chief_author_of_a_draft() -> None:
 class Fails(TextDrafter):
     name = "text"
 
-    def draft(self, wants: Sequence[Want]) -> list[Guess]:
+    def guess(self, want: Want) -> Guess:
         raise RuntimeError("broken")
 
 
@@ -231,9 +231,8 @@ class ForOne(TextDrafter):
 
     name = "text"
 
-    def draft(self, wants: Sequence[Want]) -> list[Guess]:
-        of = {0: Guess(), 1: Guess([5], [0.01]), 2: Guess([5], [0.99])}
-        return [of[want.slot.id] for want in wants]
+    def guess(self, want: Want) -> Guess:
+        return {0: Guess(), 1: Guess([5], [0.01]), 2: Guess([5], [0.99])}[want.slot.id]
 
 
 def test_each_slot_has_its_own_reason() -> None:

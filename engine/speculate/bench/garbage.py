@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from slipstream.engine.speculate.drafter import Guess, TextDrafter, Want
@@ -17,10 +15,7 @@ class Garbage(TextDrafter):
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
 
-    def draft(self, wants: Sequence[Want]) -> list[Guess]:
-        return [self._draw(want) for want in wants]
-
-    def _draw(self, want: Want) -> Guess:
+    def guess(self, want: Want) -> Guess:
         random = np.random.default_rng((len(want.slot.tokens), want.slot.sampling.seed))
         n_drafts = int(random.integers(0, want.n_max + 1))
         return Guess(random.integers(0, self._vocab_size, n_drafts).tolist())

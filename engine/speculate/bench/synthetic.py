@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
-from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.drafter import Guess, TextDrafter, Want
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -27,14 +24,10 @@ class Synthetic(TextDrafter):
             raise ValueError(f"all {vocab_size} tokens end a text")
         self._words = np.array(words, dtype=np.int32)  # [n_words]
 
-    def draft(self, wants: Sequence[Want]) -> list[Guess]:
-        return [Guess(self._draw(want.slot, len(want.after), want.n_max)) for want in wants]
-
-    def _draw(self, slot: Slot, n_after: int, n: int) -> list[int]:
-        first = len(slot.tokens) + n_after
-        numbers = _random(slot.sampling.seed, np.arange(first, first + n, dtype=np.uint64))
-        token_ids: list[int] = self._words[numbers % np.uint64(len(self._words))].tolist()
-        return token_ids
+    def guess(self, want: Want) -> Guess:
+        positions = np.arange(want.n_tokens, want.n_tokens + want.n_max, dtype=np.uint64)
+        numbers = _random(want.slot.sampling.seed, positions)
+        return Guess(self._words[numbers % np.uint64(len(self._words))].tolist())
 
 
 def _random(seed: int, positions: NDArray[np.uint64]) -> NDArray[np.uint64]:

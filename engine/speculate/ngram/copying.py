@@ -5,7 +5,6 @@ What followed there is the guess. The drafters differ in which occurrence they f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -43,9 +42,6 @@ class Copying(TextDrafter):
         self._seen[slot.id] = Occurrences((self.sizes(slot).n,))
         self._seen[slot.id].learn(slot.history)
 
-    def draft(self, wants: Sequence[Want]) -> list[Guess]:
-        return [self._guess(want) for want in wants]
-
     def end(self, slot: Slot) -> None:
         self._seen[slot.id].clear()
 
@@ -55,7 +51,7 @@ class Copying(TextDrafter):
         asked = speculate.ngram_size_n, speculate.ngram_size_m, speculate.ngram_min_hits
         return Sizes(*(own if size is None else size for own, size in zip(self._sizes, asked, strict=True)))
 
-    def _guess(self, want: Want) -> Guess:
+    def guess(self, want: Want) -> Guess:
         text, seen, sizes = want.slot.history, self._seen[want.slot.id], self.sizes(want.slot)
         seen.learn(text)
         # What is looked up may end in provisional tokens; it is found among the certain tokens.

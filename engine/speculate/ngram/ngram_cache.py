@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -66,9 +65,6 @@ class NgramCache(TextDrafter):
         self._context[slot.id] = None
         self._learn(slot)
 
-    def draft(self, wants: Sequence[Want]) -> list[Guess]:
-        return [self._guess(want) for want in wants]
-
     def end(self, slot: Slot) -> None:
         if self._context[slot.id] is not None and self._path is not None:
             self._dynamic.learn(slot.history, 0)
@@ -118,7 +114,7 @@ class NgramCache(TextDrafter):
         self._n_learnt[slot.id] = len(slot.tokens)
         return counts
 
-    def _guess(self, want: Want) -> Guess:
+    def guess(self, want: Want) -> Guess:
         counts = self._learn(want.slot)
         context = want.context(LONGEST)
         self._text[: len(context)] = context

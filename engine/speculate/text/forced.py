@@ -6,8 +6,6 @@ the target is bound to pick. Source of the idea: fast-forward tokens of llguidan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from slipstream.engine.speculate.drafter import NO_GUESS, Guess, TextDrafter, Want
 
 
@@ -16,10 +14,7 @@ class Forced(TextDrafter):
 
     name = "forced"
 
-    def draft(self, wants: Sequence[Want]) -> list[Guess]:
-        return [self._guess(want) for want in wants]
-
-    def _guess(self, want: Want) -> Guess:
+    def guess(self, want: Want) -> Guess:
         constraint = want.slot.constraint
         if constraint is None:
             return NO_GUESS

@@ -18,7 +18,6 @@ were drafted, and `begin` reaches the same state from `slot.tokens`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -98,9 +97,6 @@ class Prediction(TextDrafter):
             self._slots[slot.id] = _Slot(prediction, _sorted_runs(prediction))
             self._catch_up(slot)
 
-    def draft(self, wants: Sequence[Want]) -> list[Guess]:
-        return [self._draft(want) for want in wants]
-
     def end(self, slot: Slot) -> None:
         self._slots[slot.id] = None
 
@@ -110,7 +106,7 @@ class Prediction(TextDrafter):
             _follow(slot.history[slot.n_prompt :], one.prediction, one.keys, one.track)
         return one
 
-    def _draft(self, want: Want) -> Guess:
+    def guess(self, want: Want) -> Guess:
         one = self._catch_up(want.slot)
         if one is None or want.after:  # another drafter's tokens need not follow the prediction
             return NO_GUESS

@@ -24,7 +24,6 @@ lengths changed tokens per pass by more than 1 %.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,15 +67,12 @@ class Suffix(TextDrafter):
         self._seen[slot.id].clear()
         self._seen[slot.id].learn(slot.history)
 
-    def draft(self, wants: Sequence[Want]) -> list[Guess]:
-        return [self._draft(want) for want in wants]
-
     def end(self, slot: Slot) -> None:
         self._seen[slot.id].clear()
         if self._shared is not None:
             self._shared.add(self._shared.key(slot.request), slot.history[slot.n_prompt :])
 
-    def _draft(self, want: Want) -> Guess:
+    def guess(self, want: Want) -> Guess:
         text, context = want.slot.history, want.context(LONGEST + len(want.after))
         seen = self._seen[want.slot.id]
         seen.learn(text)
