@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -184,6 +186,22 @@ def test_the_context_is_what_fits_the_cache_unless_it_is_set() -> None:
     )
     assert small * source.demand(Settings()).token_bytes <= 4 * 2**20
     assert context(Settings(model=TARGET, cache_size=4, ctx_size=2048), [source], memory) == 2048
+
+
+async def test_a_draft_model_of_fewer_positions_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    draft = tmp_path / "short"
+    shutil.copytree(DRAFT, draft)
+    config = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2048}))
+    settings = Settings(model=TARGET, model_draft=str(draft), parallel=1)
+    engine = launch(settings)
+    await engine.close()
+    assert engine.info.n_ctx == 2048
+    assert "the draft model has no more positions" in caplog.text
+    with pytest.raises(SettingError, match=re.escape(f"4096: is more than the 2048 positions of {draft}")):
+        launch(replace(settings, ctx_size=4096))
 
 
 async def test_memory_of_states_is_told_and_a_size_without_use_refused(

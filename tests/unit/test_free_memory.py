@@ -73,10 +73,10 @@ def test_a_context_that_does_not_fit_is_refused_with_the_one_that_does() -> None
 
 
 def test_why_a_context_is_shorter() -> None:
-    assert why_shorter(Settings(), 4096, 4096, 0) is None
-    assert why_shorter(Settings(ctx_size=64), 64, 4096, 0) == "--ctx-size 64"
-    assert "--ctx-size takes them" in str(why_shorter(Settings(), 32768, 40000, 0))
-    assert "3 MiB of free memory" in str(why_shorter(Settings(), 600, 4096, 3 * MIB))
+    assert why_shorter(Settings(), 4096, [4096], 0) is None
+    assert why_shorter(Settings(ctx_size=64), 64, [4096, 64], 0) == "--ctx-size 64"
+    assert "--ctx-size takes them" in str(why_shorter(Settings(), 32768, [40000, 40000], 0))
+    assert "3 MiB of free memory" in str(why_shorter(Settings(), 600, [4096, 2048], 3 * MIB))
 
 
 @dataclass

@@ -231,14 +231,15 @@ def _context(settings: Settings, sources: Sequence[Checkpoint], head_bytes: int)
     on_device: dict[torch.device, list[Checkpoint]] = {}
     for one in sources:
         on_device.setdefault(one.device, []).append(one)
+    positions = [one.config.n_ctx_train for one in sources]
     least = []
     for device, own in on_device.items():
         memory = Memory.of(device, own[0].n_ranks)
         n_ctx = context(settings, own, memory, head_bytes if own[0] is sources[0] else 0)
-        least.append((n_ctx, why_shorter(settings, n_ctx, sources[0].config.n_ctx_train, memory.free)))
+        least.append((n_ctx, why_shorter(settings, n_ctx, positions, memory.free)))
     n_ctx, reason = min(least, key=lambda one: one[0])
     if reason is not None:
-        log.warning("context n_ctx=%d of the model's %d: %s", n_ctx, sources[0].config.n_ctx_train, reason)
+        log.warning("context n_ctx=%d of the model's %d: %s", n_ctx, positions[0], reason)
     return n_ctx
 
 

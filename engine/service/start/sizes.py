@@ -136,41 +136,41 @@ def kept(settings: Settings, needs: Sequence[Need]) -> list[Need]:
 
 
 def context(settings: Settings, sources: Sequence[Checkpoint], memory: Memory, head_bytes: int = 0) -> int:
-    """Most tokens of one sequence: as set, or as many as model and memory allow.
+    """Most tokens of one sequence: as set, or as many as models and memory allow.
 
-    memory: before any weights are loaded. head_bytes: of one token's keys and values in a draft head.
+    memory: before any weights are loaded. head_bytes: of one token's keys and values in a draft head. Raises
+    `SettingError` if more is set than a model has positions.
     """
+    least = min(sources, key=lambda one: one.config.n_ctx_train)
+    n_positions = least.config.n_ctx_train
+    if settings.ctx_size is not None:
+        if settings.ctx_size > n_positions:
+            reason = f"is more than the {n_positions} positions of {least.path}"
+            raise SettingError("ctx_size", settings.ctx_size, reason)
+        return settings.ctx_size
     outlines, demands = [one.outline for one in sources], [one.demand(settings) for one in sources]
     room = memory.cache_bytes(settings, sum(one.weight_bytes for one in outlines))
     room -= sum(one.fixed_bytes(settings) for one in demands)
     each = head_bytes + sum(one.token_bytes for one in demands) + sum(one.position_bytes for one in outlines)
-    return longest(settings, min(one.config.n_ctx_train for one in sources), room, each)
+    n_fitting = room / each - settings.draft_max - 2 * PAGE_SIZE
+    return int(min(n_positions, _CONTEXT_MOST, max(n_fitting, _CONTEXT_LEAST)))
 
 
-def why_shorter(settings: Settings, n_ctx: int, most: int, free: float) -> str | None:
-    """Why a context is shorter than the model's own; None if it is not. free: bytes of the device."""
-    if n_ctx >= most:
+def why_shorter(settings: Settings, n_ctx: int, positions: Sequence[int], free: float) -> str | None:
+    """Why a context is shorter than the model's own; None if it is not.
+
+    positions: that the model has, then those of a draft model, if there is one. free: bytes of the device.
+    """
+    if n_ctx >= positions[0]:
         return None
     if settings.ctx_size is not None:
         return f"--ctx-size {settings.ctx_size}"
+    if n_ctx in positions[1:]:
+        return "the draft model has no more positions"
     if n_ctx == _CONTEXT_MOST:
         return "longer ones are seldom meant; --ctx-size takes them"
     room = f"{free / 2**20:.0f} MiB of free memory" if settings.cache_size is None else "--cache-size"
     return f"more does not fit {room}; --ctx-size and --cache-size set it"
-
-
-def longest(settings: Settings, most: int, room: float, token_bytes: int) -> int:
-    """Most tokens of one sequence: as set, or as `room` bytes and the models' positions allow.
-
-    most: positions that all models are made for. token_bytes: of all that one more token takes, its row in rotary
-    tables too. Raises `SettingError` if more is set than there are positions.
-    """
-    if settings.ctx_size is None:
-        n_fitting = room / token_bytes - settings.draft_max - 2 * PAGE_SIZE
-        return int(min(most, _CONTEXT_MOST, max(n_fitting, _CONTEXT_LEAST)))
-    if settings.ctx_size > most:
-        raise SettingError("ctx_size", settings.ctx_size, f"is more than the {most} positions of the model")
-    return settings.ctx_size
 
 
 def batch_size(settings: Settings, device: torch.device) -> int:
