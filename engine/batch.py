@@ -232,9 +232,8 @@ class Batch:
         shown, seen = self.parts, self._seen
         plain = {name: one for name, one in shown.items() if name not in seen}
         sent = dict(zip(plain, upload([one.numpy() for one in plain.values()], device), strict=True))
-        there = {
-            name: one.to(device, non_blocking=True) for name, one in seen.items()
-        }  # most are there already
+        # Most are there already.
+        there = {name: one.to(device, non_blocking=True) for name, one in seen.items()}
         return self.with_parts({**sent, **there})
 
     @classmethod
@@ -266,9 +265,8 @@ class Batch:
     @property
     def _seen(self) -> dict[str, Tensor]:
         """What only passes with images have, by name."""
-        found = (
-            {} if self.images is None else {f"images.{name}": one for name, one in self.images.parts.items()}
-        )
+        images = {} if self.images is None else self.images.parts
+        found = {f"images.{name}": one for name, one in images.items()}
         if self.wholes is not None:
             found[_WHOLES] = self.wholes
         if self.window is not None and self.window.wholes is not None:

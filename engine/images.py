@@ -31,9 +31,8 @@ Ahead = Literal["nowhere", "everywhere", "in windows"]
 class ImageLayout:
     """What an image of some size is in a sequence: its tokens, which of them are rows of it, and their positions."""
 
-    token_ids: tuple[
-        int, ...
-    ]  # the placeholder where a row of the image stands, and what is written between them
+    # The placeholder where a row of the image stands, and what is written between them.
+    token_ids: tuple[int, ...]
     is_row: NDArray[np.bool_]  # [n_tokens]
     # [3, n_tokens] int64: time, height and width from the position of its first token on (M-RoPE, Qwen2-VL,
     # arXiv 2409.12191, 2.1); None: every token stands one position behind the one before.
@@ -51,9 +50,8 @@ class ImageFeatures:
     """The rows that an image is to one network, in its dtype and on its device."""
 
     rows: Tensor  # [n_rows, d_model], in place of embedded tokens
-    deep: Tensor | None = (
-        None  # [n_deep, n_rows, d_model]: added to the stream behind block k (DeepStack, Qwen3-VL)
-    )
+    # [n_deep, n_rows, d_model]: added to the stream behind block k (DeepStack, Qwen3-VL).
+    deep: Tensor | None = None
 
     @property
     def n_bytes(self) -> int:

@@ -20,9 +20,8 @@ from slipstream.engine.errors import RankLost, SettingError
 
 c10d: Any = torch.distributed  # its groups are not all typed
 _MEETING = timedelta(minutes=5)  # for all ranks to find each other
-_FOR_EVER = timedelta(
-    days=365
-)  # a lost rank closes its connections; a step that hangs is noticed by its time
+# A lost rank closes its connections; a step that hangs is noticed by its time.
+_FOR_EVER = timedelta(days=365)
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,11 +176,6 @@ class Slot:
         return len(self.request.emitted)
 
     @property
-    def n_image(self) -> int:
-        """Tokens of the prompt that are images."""
-        return sum(one.layout.n_tokens for one in self.images)
-
-    @property
     def salt(self) -> str:
         """The cached prompts that the request may use: its tenant's; none if all rows of its prompt are wanted."""
         return self.request.tenant if self.prompt_logprobs is None else self.request.id

@@ -62,6 +62,5 @@ class EngineStats:
     doubtful_drafters: tuple[str, ...] = ()  # networks whose guesses are hardly ever right
     step_s: Mapping[str, float] = field(default_factory=dict)  # time spent in each part of the steps
     step_average_s: Mapping[str, float] = field(default_factory=dict)  # of it in one step: moving averages
-    replicas: Mapping[str, EngineStats] = field(
-        default_factory=dict
-    )  # of several, added up here: each one's own
+    # Of several, added up here: each one's own.
+    replicas: Mapping[str, EngineStats] = field(default_factory=dict)

@@ -162,13 +162,14 @@ def progress(slot: Slot, n_past: int, now_s: float) -> Progress | None:
 def done(slot: Slot, ending: Ending, rounds_s: tuple[float, float], *, synthetic: bool = False) -> Done:
     """The last event of a finished request. rounds_s: as `Clock.rounds_s`."""
     stats, speculate = slot.stats, slot.speculate
+    n_image = sum(one.layout.n_tokens for one in slot.images)
     return Done(
         reason="length" if ending is Ending.LIMIT else "stop",
         stop_string=slot.text.stopped if ending is Ending.STOP_STRING else None,
         stop_token=slot.tokens[-1]
         if slot.n_decoded and slot.tokens[-1] in slot.request.stop_token_ids
         else None,
-        usage=Usage(slot.n_prompt, stats.n_cached, slot.n_decoded, slot.n_image),
+        usage=Usage(slot.n_prompt, stats.n_cached, slot.n_decoded, n_image),
         timings=_timings(stats, rounds_s),
         speculation=Speculation(
             types=speculate.types,

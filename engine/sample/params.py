@@ -44,9 +44,8 @@ class SamplingParams:
     n_min: int = 0  # output tokens before which none of `end_ids` may come
     end_ids: Sequence[int] = ()
     allowed: NDArray[np.int32] | None = None  # [n_words]: bits of the tokens that may come; None: all
-    bad_words: Sequence[
-        tuple[int, ...]
-    ] = ()  # tokens, two or more, that may not follow each other in the output
+    # Tokens, two or more, that may not follow each other in the output.
+    bad_words: Sequence[tuple[int, ...]] = ()
 
     @property
     def counts_output(self) -> bool:

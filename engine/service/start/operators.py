@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -84,23 +85,26 @@ def select_operators(sources: Sequence[Checkpoint], settings: Settings) -> Selec
     take_rounding(sources, settings)
     # What the cache holds decides which code of attention runs.
     leaves_out = () if settings.kv_cache_dtype.startswith("fp8") else ("float8",)
-    uses, failed, replaced = _uses(sources), Failed(), list[str]()
+    uses, replaced = _uses(sources), list[str]()
+    # By device and dtype, (op, implementation) -> why it must not run.
+    failed: defaultdict[tuple[str, str], dict[tuple[str, str], str]] = defaultdict(dict)
     wide: dict[str, str] = {}  # types that are widened -> why
     chosen: dict[str, Mapping[str, str]] = {}
     for device in dict.fromkeys(use.device for use in uses):
         tasks = [task for use in uses if use.device == device for task in use.tasks(leaves_out)]
         for tried in _prove(device, tasks):
             if tried.task.weights is None:
-                failed.note(tried)
+                failed[tried.task.device, tried.task.dtype] |= {
+                    (tried.task.op, name): f"it failed its self-check ({why})" for name, why in tried.failed
+                }
             elif tried.failed:
                 wide[tried.task.weights] = _why_wide(tried)
     widen(wide)
     for use in uses:
         folders = OPS if use.is_whole else PRODUCTS
+        exact, own = folders if settings.exact else (), failed[str(use.device), use.type_name]
         try:
-            lines = select(
-                use.device, use.dtype, exact=folders if settings.exact else (), failed=failed.of(use)
-            )
+            lines = select(use.device, use.dtype, exact=exact, failed=own)
         except CannotRunError as error:
             if not settings.exact:
                 raise
@@ -129,21 +133,6 @@ def _why_wide(tried: Tried) -> str:
     sentence = f"{tried.task.op} widens {tried.task.weights} in {tried.task.dtype}, as of {reasons}"
     log.error("operator %s", sentence)
     return sentence
-
-
-class Failed:
-    """Implementations that did not prove themselves, and why."""
-
-    def __init__(self) -> None:
-        self._reasons: dict[tuple[str, str], dict[tuple[str, str], str]] = {}  # by device and dtype
-
-    def note(self, tried: Tried) -> None:
-        own = self._reasons.setdefault((tried.task.device, tried.task.dtype), {})
-        own |= {(tried.task.op, name): f"it failed its self-check ({why})" for name, why in tried.failed}
-
-    def of(self, use: Use) -> Mapping[tuple[str, str], str]:
-        """(op, implementation) -> why it must not run."""
-        return self._reasons.get((str(use.device), use.type_name), {})
 
 
 def _uses(sources: Sequence[Checkpoint]) -> list[Use]:

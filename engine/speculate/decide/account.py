@@ -34,12 +34,8 @@ class Account:
 
     def __init__(self, guard: Guard, on_device: Sequence[str], lengths: Lengths, survival: Survival) -> None:
         """on_device: drafters that are asked where they promise enough."""
-        self._guard, self._costs, self._overlap, self._survival = (
-            guard,
-            lengths.costs,
-            lengths.overlap,
-            survival,
-        )
+        self._guard, self._survival = guard, survival
+        self._costs, self._overlap = lengths.costs, lengths.overlap
         self.n_passes = 0  # decided
         self._weight = 1.0  # of a pass now
         self._outcomes: dict[Outcome, float] = {}

@@ -242,9 +242,8 @@ class Costs:
     def _table(self, n_rows: int) -> Floats:
         """Seconds of passes of 1, 2 … rows, [at least n_rows]: planning a pass asks for the same ones tens of times."""
         if len(self._by_rows) < n_rows:
-            n = int(
-                self._speaker.searchsorted(self._speaker[n_rows - 1], "right")
-            )  # all that the last width speaks for
+            # All that the last width speaks for.
+            n = int(self._speaker.searchsorted(self._speaker[n_rows - 1], "right"))
             widths = np.array(self._seconds_of(1 + int(self._speaker[n - 1])))
             self._by_rows = widths[self._speaker[:n]] * self._share[:n]
         return self._by_rows

@@ -35,9 +35,8 @@ class Pace:
         kept = np.array([1.0, *[_FORGET] * n_widths])
         self._kept = np.outer(kept, kept)
         self._added = np.diag([_PACE_STEP**2, *[(1.0 - _FORGET**2) * _DEVIATION**2] * n_widths])
-        self._far: tuple[int, float] | None = (
-            None  # width and surprise of the measurement before, if a hiccup
-        )
+        # Width and surprise of the measurement before, if a hiccup.
+        self._far: tuple[int, float] | None = None
 
     def now(self) -> float:
         """The machine's pace."""

@@ -133,7 +133,7 @@ class Allowance:
         That pays for some useless trials; what drafts have earned pays for four times as many, but not all through a
         text. A trial that costs more can be saved up for.
         """
-        n, share_s = len(slot.tokens), _share(slot, token_s)
+        n, share_s = len(slot.tokens), token_s / len(slot.speculate.types)
         given_s = share_s * min(1.0, self._earning.get(name, 1.0) / _SHARE_ENOUGH)
         own = self._savings.setdefault((slot.id, name), _Savings(given_s, n))
         own.grows = _SHARE * share_s
@@ -142,8 +142,3 @@ class Allowance:
         own.gained += grown
         own.since = n
         return own
-
-
-def _share(slot: Slot, token_s: float) -> float:
-    """A drafter's share of a token's time."""
-    return token_s / len(slot.speculate.types)

@@ -47,9 +47,8 @@ class DraftAssistant(DeviceDrafter):
         self.taps = head.taps
         self._head = head
         self._cache = cache
-        self._known: dict[
-            int, int
-        ] = {}  # per slot id: tokens that the target had computed when its state was kept
+        # Per slot id: tokens that the target had computed when its state was kept.
+        self._known: dict[int, int] = {}
         self._states: Tensor | None = None  # [n_slots, d_target]
         self._captured: CapturedPass | None = None
 

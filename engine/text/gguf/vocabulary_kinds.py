@@ -19,13 +19,22 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from slipstream.engine.errors import LoadError, UnsupportedModel
 from slipstream.engine.text.byte_level import BYTE_OF, written
 from slipstream.engine.text.gguf.key_values import KeyValues
-from slipstream.engine.text.gguf.score_merges import merges_by_score
 from slipstream.engine.text.gguf.splits import read_splits
-from slipstream.engine.text.gguf.token_list import CONTROL, UNKNOWN, USER_DEFINED, TokenList
+from slipstream.engine.text.gguf.token_list import (
+    CONTROL,
+    NORMAL,
+    UNDEFINED,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    TokenList,
+)
 
-MODEL, MERGES = "tokenizer.ggml.model", "tokenizer.ggml.merges"
+MODEL, MERGES, SCORES = "tokenizer.ggml.model", "tokenizer.ggml.merges", "tokenizer.ggml.scores"
 ADD_PREFIX = "tokenizer.ggml.add_space_prefix"
 _SPACE = "\u2581"  # how sentencepiece writes a space
+# Types of tokens that merges by score may lead to: text never becomes a control token.
+_MERGED = (UNDEFINED, NORMAL, USER_DEFINED, UNUSED)
 
 Merges = Sequence[tuple[str, str]]
 
@@ -60,6 +69,31 @@ def read_merges(values: KeyValues) -> list[tuple[str, str]]:
             raise values.refused(f"{MERGES}[{i}]", line, "must be two tokens with a space between")
         merges[line[:cut], line[cut + 1 :]] = None  # of two equal ones the first counts
     return list(merges)
+
+
+def merges_by_score(values: KeyValues, tokens: TokenList) -> list[tuple[str, str]]:
+    """Every pair of tokens that makes a third, those of higher scores first. Raises `LoadError`.
+
+    sentencepiece (and llama.cpp's SPM) merges the pair of neighbours whose token has the highest score, the leftmost
+    of equals. A BPE model does the same by the pair's place in a list, as transformers' converter of sentencepiece
+    models has it. Of several pairs that make one token, the one with the longer left half comes first: where two of
+    them overlap in a text, it is usually the one further left.
+    """
+    scores = values.numbers(SCORES, len(tokens.texts))
+    ids = {text: i for text, i in tokens.ids.items() if tokens.types[i] in _MERGED}
+    long = [text for text in ids if len(text) > 1]
+    if len({scores[ids[text]] for text in long if tokens.types[ids[text]] == NORMAL}) == 1 < len(long):
+        # Converters without sentencepiece's model file write a constant.
+        raise LoadError(
+            f"{values.where}: {SCORES}: all tokens have the same score, so their merges are not known"
+        )
+    long.sort(key=lambda text: -scores[ids[text]])
+    return [
+        (text[:i], text[i:])
+        for text in long
+        for i in range(len(text) - 1, 0, -1)
+        if text[:i] in ids and text[i:] in ids
+    ]
 
 
 def _bpe(values: KeyValues, tokens: TokenList, merges: Merges, **more: Any) -> models.BPE:

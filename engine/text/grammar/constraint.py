@@ -159,12 +159,8 @@ class Constraint:
     @contextmanager
     def _aside(self) -> Iterator[None]:
         """What is pushed and masked within is of drafts: a copy of the matcher sees it, and it is taken back."""
-        matcher, n_masked, n_behind, n_tokens = (
-            self._matcher,
-            self._n_masked,
-            self._n_behind,
-            len(self._tokens),
-        )
+        matcher, n_tokens = self._matcher, len(self._tokens)
+        n_masked, n_behind = self._n_masked, self._n_behind
         self._matcher = without_panics(matcher.deep_copy)()
         try:
             yield
