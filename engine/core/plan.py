@@ -70,11 +70,6 @@ class Place:
     def of(cls, slot: Slot) -> Place:
         return cls(slot, slot.n_past)
 
-    @property
-    def n_room(self) -> int:
-        """Most drafts worth verifying: the pass itself adds one token."""
-        return self.slot.n_limit - self.n_total - 1
-
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -143,13 +138,13 @@ def wants(places: Sequence[Place], budget: int) -> list[Want]:
     if not ready:
         return []
     share = (budget if len(ready) == len(places) else budget // 2) // len(ready) - 1
-    limits = [
-        min(place.slot.speculate.n_max, place.n_room, share) if place.slot.speculate.types else 0
-        for place in ready
-    ]
-    return [
-        Want(place.slot, limit, place.unread) for place, limit in zip(ready, limits, strict=True) if limit > 0
-    ]
+    found = []
+    for place in ready:
+        n_room = place.slot.n_limit - place.n_total - 1  # the pass itself adds one token
+        n_max = min(place.slot.speculate.n_max, n_room, share)
+        if place.slot.speculate.types and n_max > 0:
+            found.append(Want(place.slot, n_max, place.unread))
+    return found
 
 
 def without_drafts(places: Sequence[Place], budget: int) -> Pass:

@@ -67,10 +67,6 @@ class Chain:
         self._asking = Asking(self.guard, lengths, self._survival, self.account, self._reader_names)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self.guard.totals)
-
-    @property
     def taps(self) -> tuple[int, ...]:
         """Residual streams of the target that any drafter reads."""
         return tuple(sorted({tap for drafter in self._on_device for tap in drafter.taps}))
