@@ -82,8 +82,7 @@ class Flight:
         """Where it ends; None if no sequence goes on from its picks."""
         assert self.picks is not None
         assert self.token_ids is not None
-        works = zip(self.works, self.planned, strict=True)
-        names = [-1 - i if work is None else work.slot.id for i, (work, _) in enumerate(works)]
+        names = [-1 - i if work is None else work.slot.id for i, work in enumerate(self.works)]
         ends = accumulate(one.n_rows for one in self.planned)
         picked = zip(names, ends, (one.n_picks for one in self.planned), strict=True)
         rows = {name: range(end - n, end) for name, end, n in picked if n}

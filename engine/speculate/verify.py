@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -44,17 +44,15 @@ class Picks:
     ) -> None:
         """logits: [n_rows, vocab] float32; spans: their rows in order. params: theirs, if at hand."""
         lengths = [len(rows) for _, rows in spans]
-        self._starts = list(accumulate(lengths, initial=0))
+        self._rows = [slice(start, end) for start, end in pairwise(accumulate(lengths, initial=0))]
         every = [row for _, rows in spans for row in rows]
         # [n_rows] int64, on the device
         self.token_ids = (
             pick(logits, every, params=params).token_ids if every else logits.new_empty(0, dtype=torch.int64)
         )
         self._judged = {
-            i: Judged(logits[start:end], self.token_ids[start:end], slot.request.logprobs)
-            for i, ((slot, _), start, end) in enumerate(
-                zip(spans, self._starts, self._starts[1:], strict=False)
-            )
+            i: Judged(logits[rows], self.token_ids[rows], slot.request.logprobs)
+            for i, ((slot, _), rows) in enumerate(zip(spans, self._rows, strict=True))
             if slot.request.logprobs is not None
         }
         self._host = Download(self.token_ids)
@@ -62,7 +60,7 @@ class Picks:
     def read(self) -> list[list[int]]:
         """The picks of every span; waits until they are there."""
         picked: list[int] = self._host.read().tolist()
-        return [picked[start:end] for start, end in zip(self._starts, self._starts[1:], strict=False)]
+        return [picked[rows] for rows in self._rows]
 
     def verdict(
         self, i: int, slot: Slot, draft: Sequence[int], own: Sequence[int], acceptance: Acceptance
