@@ -88,7 +88,7 @@ def _verdict(plan: Mapping[str, Any]) -> Iterator[str]:
         one, every = plan["longest_one"], plan["longest_all"]
         yield (
             f"Longest context for one sequence at a time: {one}; for {n_slots} at once: {every};"
-            f" the model has {plan['n_ctx_train']} positions."
+            f" there are {plan['n_ctx_train']} positions."
         )
 
 

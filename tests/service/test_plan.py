@@ -112,7 +112,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "total 118.70 MiB of 23.00 GiB (--memory)" in lines
     assert "Fits: 8 × 2048 tokens (34 pages each) can be cached at once." in lines
     assert "recurrent states" not in text
-    assert text.endswith("the model has 8192 positions.\n")
+    assert text.endswith("there are 8192 positions.\n")
 
 
 def test_the_page_shows_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
