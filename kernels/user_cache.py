@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -19,6 +20,21 @@ def folder(name: str) -> Path | None:
         return (Path(caches) if caches else Path("~/.cache").expanduser()) / "slipstream" / name
     except RuntimeError:
         return None
+
+
+def keep(path: Path, content: bytes, what: str) -> None:
+    """Write a file for later processes. It appears whole or not at all; a folder that refuses is only noted.
+
+    what: of what it keeps, as `cannot_keep` names it.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as beside:
+            whole = Path(beside) / path.name
+            whole.write_bytes(content)
+            whole.replace(path)
+    except OSError as error:
+        cannot_keep(what, f"in {path.parent} ({error.strerror})")
 
 
 def cannot_keep(what: str, why: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import tempfile
 from pathlib import Path
 
 from slipstream.kernels import user_cache
@@ -40,16 +39,10 @@ def load(folder: Path, key: str) -> Entry | None:
 
 
 def store(folder: Path, key: str, entry: Entry) -> None:
-    """Keep it for later processes. The file appears whole or not at all; a folder that refuses is only logged."""
+    """Keep it for later processes, if the folder allows it."""
     cubin, symbols, said = entry
     head = {"symbols": symbols, "log": said, "sha256": _digest(cubin, symbols)}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{key}-", delete=False) as file:
-            file.write(json.dumps(head).encode() + b"\n" + cubin)
-        Path(file.name).replace(folder / f"{key}.cubin")
-    except OSError as error:
-        user_cache.cannot_keep("kernels", f"in {folder} ({error.strerror})")
+    user_cache.keep(folder / f"{key}.cubin", json.dumps(head).encode() + b"\n" + cubin, "kernels")
 
 
 def _digest(cubin: bytes, symbols: dict[str, str]) -> str:

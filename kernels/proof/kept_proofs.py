@@ -12,7 +12,6 @@ import importlib.metadata
 import json
 import logging
 import platform
-import tempfile
 from collections.abc import Collection, Generator
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from slipstream.kernels import user_cache
 log = logging.getLogger(__name__)
 
 _LIBRARIES = ("torch", "numba", "llvmlite", "triton", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc")
+_WHAT = "proofs of operators"  # to `user_cache`
 _DRIVER, _CPU = Path("/proc/driver/nvidia/version"), Path("/proc/cpuinfo")
 
 
@@ -40,7 +40,7 @@ class Kept:
             return set()
         try:
             told = json.loads((self._folder / self._name).read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return set()
         except (OSError, ValueError) as error:
             log.warning("kept proofs cannot be read (%s); operators prove themselves again", error)
@@ -48,15 +48,10 @@ class Kept:
         return {one for one in told if isinstance(one, str)} if isinstance(told, list) else set()
 
     def add(self, proven: Collection[str]) -> None:
-        """Keep what was proven besides. The file appears whole or not at all; a folder that refuses is only logged."""
-        if self._folder is None or not proven:
-            return
-        try:
-            with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
-                file.write(json.dumps(sorted(self.load() | {*proven}), indent=0).encode())
-            Path(file.name).replace(self._folder / self._name)
-        except OSError as error:
-            user_cache.cannot_keep("proofs of operators", f"in {self._folder} ({error.strerror})")
+        """Keep what was proven besides, if the folder allows it."""
+        if self._folder is not None and proven:
+            every = json.dumps(sorted(self.load() | {*proven}), indent=0).encode()
+            user_cache.keep(self._folder / self._name, every, _WHAT)
 
     @contextlib.contextmanager
     def alone(self) -> Generator[None, None, None]:
@@ -68,7 +63,7 @@ class Kept:
             self._folder.mkdir(parents=True, exist_ok=True)
             lock = (self._folder / ".lock").open("a")
         except OSError as error:
-            user_cache.cannot_keep("proofs of operators", f"in {self._folder} ({error.strerror})")
+            user_cache.cannot_keep(_WHAT, f"in {self._folder} ({error.strerror})")
             yield
             return
         with lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -43,3 +44,18 @@ def test_compile_says_what_it_could_not_keep(
     assert [one.levelname for one in caplog.records] == ["WARNING"] * is_full
     assert ("kernels are ready" in said.out) != is_full
     assert ("kernels cannot be kept in" in said.err and "proofs of operators cannot" in said.err) == is_full
+
+
+def test_a_file_that_the_disk_has_no_room_for_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_cache, "unkept", {})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))  # a longer file fails as on a full disk
+    try:
+        cubins.store(tmp_path, "one", (bytes(1 << 20), {}, ""))
+        Kept(tmp_path, "a state").add(["norm" * (1 << 16)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert user_cache.unkept.keys() == {"kernels", "proofs of operators"}
+    assert list(tmp_path.iterdir()) == []
