@@ -9,7 +9,6 @@ implementation tried, and an empty one at its end.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import sys
 from multiprocessing.connection import Connection
@@ -18,7 +17,6 @@ from typing import Any
 import torch
 
 from slipstream.kernels import dispatch
-from slipstream.kernels.device_fault import is_device_fault
 from slipstream.kernels.matmul.quantized import round_inputs
 from slipstream.kernels.proof.judge import problem
 
@@ -40,29 +38,17 @@ def _try(task: dict[str, Any], pipe: Connection, selected: set[tuple[str, str]])
         dispatch.select(device, dtype, prepares=False)  # an implementation may call other ops
         selected.add((task["device"], task["dtype"]))
     round_inputs(task["rounds"])
+    cases = {key: task[key] for key in ("leaves_out", "weights")}
     for name in task["implementations"]:
         _answer(pipe, trying=name)
-        cases = {key: task[key] for key in ("leaves_out", "weights")}
-        reason = _problem(folder, name, device, dtype, cases)
+        try:
+            reason = problem(folder, name, device, dtype, **cases)
+        except Exception as error:  # noqa: BLE001 - the device is lost: nothing else could be tried in this process
+            sys.exit(f"the device was lost: {str(error).splitlines()[0]}")
         _answer(pipe, tried=name, reason=reason)
         if reason is None:
             break
     _answer(pipe)
-
-
-def _problem(
-    folder: str, name: str, device: torch.device, dtype: torch.dtype, cases: dict[str, Any]
-) -> str | None:
-    """As `judge.problem`. Ends the process where the device is lost: nothing else could be tried in it."""
-    try:
-        prepare = getattr(importlib.import_module(f"slipstream.kernels.{folder}.{name}"), "prepare", None)
-        if prepare is not None:
-            prepare(device, dtype)
-        return problem(folder, name, device, dtype, **cases)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is answered
-        if is_device_fault(error):
-            sys.exit(f"the device was lost: {str(error).splitlines()[0]}")
-        return f"{type(error).__name__}: {error}"[:600]
 
 
 def _answer(pipe: Connection, **told: str | None) -> None:

@@ -40,8 +40,11 @@ def problem(
     leaves_out: names of cases. weights: of a type that few models have; its cases alone. Other ops that it calls must
     have been selected. Raises only what says that the device is lost.
     """
-    proof = importlib.import_module(f"slipstream.kernels.{folder}.proof")
     try:
+        prepare = getattr(importlib.import_module(f"slipstream.kernels.{folder}.{name}"), "prepare", None)
+        if prepare is not None:
+            prepare(device, dtype)
+        proof = importlib.import_module(f"slipstream.kernels.{folder}.proof")
         cases: Mapping[str, Make] = proof.CASES if weights is None else proof.cases_of(weights)
         for says, make in cases.items():
             if says in leaves_out:

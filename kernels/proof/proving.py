@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from typing import IO, Any
 
@@ -150,17 +150,8 @@ class _Worker:
     def _answers(self, task: Task, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         """What the process says of the implementations. Raises `_Lost`, with the process' last words."""
         pipe = self._started()
-        asked = {
-            "device": task.device,
-            "dtype": task.dtype,
-            "op": task.op,
-            "implementations": names,
-            "leaves_out": task.leaves_out,
-            "weights": task.weights,
-            "rounds": task.rounds,
-        }
         try:
-            pipe.send_bytes(json.dumps(asked).encode())
+            pipe.send_bytes(json.dumps({**asdict(task), "implementations": names}).encode())
             while answer := self._heard(pipe, self._patience_s):
                 yield answer
         except TimeoutError as error:
