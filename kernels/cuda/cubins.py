@@ -9,11 +9,19 @@ import hashlib
 import json
 import logging
 from pathlib import Path
+from typing import NamedTuple
 
 from slipstream.kernels import user_cache
 
 log = logging.getLogger(__name__)
-Entry = tuple[bytes, dict[str, str], str]  # what a file holds: cubin, symbols, the assembler's log
+
+
+class Compiled(NamedTuple):
+    """Machine code of a source for one architecture."""
+
+    cubin: bytes
+    symbols: dict[str, str]  # instance -> mangled name
+    log: str  # of the assembler
 
 
 def user_folder() -> Path | None:
@@ -21,7 +29,7 @@ def user_folder() -> Path | None:
     return user_cache.folder("cubins")
 
 
-def load(folder: Path, key: str) -> Entry | None:
+def load(folder: Path, key: str) -> Compiled | None:
     """What is kept under that key; None if there is none, or one that is damaged."""
     try:
         head, _, cubin = (folder / f"{key}.cubin").read_bytes().partition(b"\n")
@@ -35,12 +43,12 @@ def load(folder: Path, key: str) -> Entry | None:
     if digest != _digest(cubin, symbols):
         log.warning("kept kernel %s is damaged; it is compiled again", key)
         return None
-    return cubin, symbols, said
+    return Compiled(cubin, symbols, said)
 
 
-def store(folder: Path, key: str, entry: Entry) -> None:
+def store(folder: Path, key: str, code: Compiled) -> None:
     """Keep it for later processes, if the folder allows it."""
-    cubin, symbols, said = entry
+    cubin, symbols, said = code
     head = {"symbols": symbols, "log": said, "sha256": _digest(cubin, symbols)}
     user_cache.keep(folder / f"{key}.cubin", json.dumps(head).encode() + b"\n" + cubin, "kernels")
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 import functools
 import io
 import logging
-import re
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 from slipstream.kernels.cuda import cubins
+from slipstream.kernels.cuda.cubins import Compiled as Compiled
 from slipstream.kernels.cuda.source import Source
 from slipstream.kernels.dispatch import CannotRunError
 
@@ -25,33 +24,7 @@ OF_CAPABILITY = {
     10: ((0, "sm_100"),),
     12: ((0, "sm_120"),),
 }
-FUNCTION = re.compile(r"Compiling entry function '(\w+)'")
-SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
-USED = re.compile(r"Used (\d+) registers")
-SHARED = re.compile(r"(\d+) bytes smem")
 log = logging.getLogger(__name__)
-
-
-class Resources(NamedTuple):
-    """What one thread or block of a kernel takes, as the assembler reports it."""
-
-    registers: int  # of a thread, 32 bits each
-    shared: int  # static shared memory of a block, bytes
-    stack: int  # bytes of a thread
-    spilled: int  # bytes of registers written to and read from memory
-
-
-class Compiled(NamedTuple):
-    """Machine code of a source for one architecture."""
-
-    cubin: bytes
-    symbols: dict[str, str]  # instance -> mangled name
-    log: str  # of the assembler
-
-    def resources(self) -> dict[str, Resources]:
-        """Per instance. Raises KeyError if the log misses one."""
-        found = _resources(self.log)
-        return {instance: found[symbol] for instance, symbol in self.symbols.items()}
 
 
 def architecture(capability: tuple[int, int]) -> str:
@@ -77,7 +50,7 @@ def compiled(source: Source, arch: str, cache: Path | None) -> Compiled:
     key = key_of(source, arch)
     if cache is not None and (kept := cubins.load(cache, key)) is not None:
         log.debug("%r for %s from %s", source, arch, cache)
-        return Compiled(*kept)
+        return kept
     started = time.perf_counter()
     fresh = compile_now(source, arch)
     took = time.perf_counter() - started
@@ -142,21 +115,6 @@ def _toolkit_headers() -> Path:
     if found is None or not (Path(found) / "cuda_bf16.h").is_file():
         raise CannotRunError("CUDA's headers (cuda_bf16.h) are missing: pip install 'slipstream[cuda]'")
     return Path(found)
-
-
-def _resources(words: str) -> dict[str, Resources]:
-    """Per mangled name, from the assembler's log: a function's lines follow the one that names it."""
-    found = {}
-    for part in FUNCTION.split(words)[1:]:
-        if part.isidentifier():
-            name = part
-            continue
-        used, spills, shared = USED.search(part), SPILLS.search(part), SHARED.search(part)
-        if used is None or spills is None:
-            continue
-        stack, stored, read = (int(one) for one in spills.groups())
-        found[name] = Resources(int(used[1]), int(shared[1]) if shared else 0, stack, stored + read)
-    return found
 
 
 def _text(symbol: str | bytes) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from slipstream import kernels
 from slipstream.kernels.cuda import ahead, nvrtc
 from slipstream.kernels.cuda.source import Source
+from tests.emulator.resources import Resources, resources_of
 
 KERNELS = Path(kernels.__file__).parent
 SPILLS: dict[str, int] = {}  # instance -> bytes that are known and meant
@@ -37,7 +38,7 @@ def check(folder: str, arch: str) -> None:
         assert code.cubin.startswith(b"\x7fELF")
         assert "warning" not in code.log.lower(), code.log
         assert code.symbols.keys() == set(source.instances)
-        for instance, one in code.resources().items():
+        for instance, one in resources_of(code).items():
             name = f"{instance} on {arch}: {one}"
             assert 0 < one.registers <= 255, name
             assert one.shared <= 48 * 1024, name
@@ -49,14 +50,14 @@ def table() -> list[str]:
     lines = [f"| kernel | {' | '.join(nvrtc.ARCHITECTURES)} |", "|---" * (1 + len(nvrtc.ARCHITECTURES)) + "|"]
     for folder in FOLDERS:
         for source in sources_of(folder):
-            resources = [compiled(source, arch).resources() for arch in nvrtc.ARCHITECTURES]
+            resources = [resources_of(compiled(source, arch)) for arch in nvrtc.ARCHITECTURES]
             for instance in source.instances:
                 cells = [_cell(one[instance]) for one in resources]
                 lines.append(f"| {source!r} `{instance}` | {' | '.join(cells)} |")
     return lines
 
 
-def _cell(one: nvrtc.Resources) -> str:
+def _cell(one: Resources) -> str:
     shared = f" + {one.shared} B" if one.shared else ""
     spilled = f", spills {one.spilled} B" if one.spilled else ""
     return f"{one.registers}{shared}{spilled}"

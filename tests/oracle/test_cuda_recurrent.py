@@ -12,6 +12,7 @@ from slipstream.kernels.gated_delta import cuda
 from slipstream.kernels.gated_delta.op import DeltaGate
 from slipstream.kernels.gated_delta.state import DeltaState
 from tests.emulator import emulated, needs_compiler
+from tests.emulator.resources import resources_of
 from tests.emulator.sources import compiled
 from tests.oracle.interpreted import assert_near
 from tests.oracle.recurrent import (
@@ -227,7 +228,7 @@ def test_no_room_to_park_and_nothing_to_do() -> None:
 
 
 def test_a_block_fits_everywhere() -> None:
-    taken = compiled(cuda.SOURCE, "sm_89").resources()
+    taken = resources_of(compiled(cuda.SOURCE, "sm_89"))
     for d in cuda.KEYS:
         for per_key in (False, True):
             static = taken[f"advance<{str(per_key).lower()}, {d}>"].shared

@@ -16,6 +16,7 @@ from slipstream.kernels.cuda import ahead, cubins, nvrtc
 from slipstream.kernels.cuda.launcher import launch, launched_by, packed, refusal
 from slipstream.kernels.cuda.source import Source
 from slipstream.kernels.dispatch import CannotRunError
+from tests.emulator.resources import resources_of
 
 KERNEL = """
 #include "factor.cuh"
@@ -164,7 +165,7 @@ def test_resources_are_read_from_the_assemblers_log(written: Path) -> None:
         "  for (int j = 0; j < 3; ++j) for (int i = 0; i < N; ++i) many[i] = many[i] * many[(i + 7) % N] + tile[j];\n"
         "  for (int i = 0; i < N; ++i) x[i] = many[i]; }\n"
     )
-    found = nvrtc.compile_now(source(written, instances=("times<4>", "times<200>")), "sm_90").resources()
+    found = resources_of(nvrtc.compile_now(source(written, instances=("times<4>", "times<200>")), "sm_90"))
     assert found["times<4>"].shared == 16
     assert found["times<4>"].spilled == 0
     assert found["times<200>"].shared == 800
@@ -181,7 +182,7 @@ def test_spills_are_counted_in_both_directions() -> None:
         "ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
         "ptxas info    : Used 8 registers, used 0 barriers\n"
     )
-    found = nvrtc.Compiled(b"", {"a": "_Z1av", "b": "_Z1bv"}, said).resources()
+    found = resources_of(nvrtc.Compiled(b"", {"a": "_Z1av", "b": "_Z1bv"}, said))
     assert found == {"a": (255, 512, 40, 32), "b": (8, 0, 0, 0)}
 
 

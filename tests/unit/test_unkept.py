@@ -15,6 +15,8 @@ from slipstream.kernels.proof.kept_proofs import Kept
 from slipstream.server.command import subcommands
 from slipstream.server.command.cli import dispatch
 
+CODE = cubins.Compiled(b"code", {}, "")
+
 
 @pytest.mark.parametrize("is_full", [True, False])
 def test_compile_says_what_it_could_not_keep(
@@ -31,8 +33,8 @@ def test_compile_says_what_it_could_not_keep(
         folder = tmp_path / "kernels"
         if is_full:
             folder.touch()  # a file where the folder would be refuses as a full disk does
-        cubins.store(folder, "one", (b"code", {}, ""))
-        cubins.store(folder, "other", (b"code", {}, ""))
+        cubins.store(folder, "one", CODE)
+        cubins.store(folder, "other", CODE)
         with (kept := Kept(folder, "a state")).alone():
             kept.add(["norm"])
         return SimpleNamespace(close=close, info=SimpleNamespace(name="demo"))
@@ -53,7 +55,7 @@ def test_a_file_that_the_disk_has_no_room_for_leaves_nothing(
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))  # a longer file fails as on a full disk
     try:
-        cubins.store(tmp_path, "one", (bytes(1 << 20), {}, ""))
+        cubins.store(tmp_path, "one", CODE._replace(cubin=bytes(1 << 20)))
         Kept(tmp_path, "a state").add(["norm" * (1 << 16)])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
