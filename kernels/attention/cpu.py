@@ -17,7 +17,7 @@ from slipstream.kernels import threads
 from slipstream.kernels.attention import by_tiles, walk
 from slipstream.kernels.attention.by_tiles import BY_TILES
 from slipstream.kernels.attention.by_vectors import BY_VECTORS
-from slipstream.kernels.attention.spans import Spans, check_sinks, check_wholes, check_widths, check_window
+from slipstream.kernels.attention.spans import Spans, check_attention, check_batch
 from slipstream.kernels.attention.walk import ITEM_ROWS
 from slipstream.kernels.compiled import (
     fetch_add,
@@ -44,20 +44,13 @@ def attention(
     window: int | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    check_window(window)
-    (n_rows, n_heads, d_head), d_value = q.shape, values.shape[3]
-    check_sinks(sinks, n_heads)
-    check_widths(d_head, d_value)
-    wholes = spans.wholes
-    check_wholes(wholes, n_rows)
-    if not (q.is_contiguous() and keys.is_contiguous() and values.is_contiguous()):
-        raise ValueError("attention takes contiguous tensors")
+    check_attention(q, values, spans, window, sinks)
+    check_batch(spans, q, keys, values)
+    (n_rows, n_heads, d_head), d_value, wholes = q.shape, values.shape[3], spans.wholes
     if keys.dtype != values.dtype or keys.dtype not in (q.dtype, torch.float8_e4m3fn):
         raise ValueError(f"attention of {q.dtype} over {keys.dtype} and {values.dtype} is not there")
     if d_head % 2 or d_value % 2:
         raise ValueError(f"attention takes even widths of heads, not {d_head} and {d_value}")
-    if not spans.span_starts.dtype == spans.n_past.dtype == spans.page_table.dtype == torch.int32:
-        raise ValueError("span_starts, n_past and page_table are int32")
     in_tiles = q.dtype == keys.dtype == torch.bfloat16 and by_tiles.takes(d_head, d_value, keys.shape[2])
     out = torch.empty((n_rows, n_heads * d_value), dtype=q.dtype)
     _run(

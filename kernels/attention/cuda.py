@@ -12,14 +12,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.attention import warpgroups
-from slipstream.kernels.attention.spans import (
-    WIDEST_ON_CUDA,
-    Spans,
-    check_sinks,
-    check_wholes,
-    check_widths,
-    check_window,
-)
+from slipstream.kernels.attention.spans import WIDEST_ON_CUDA, Spans, check_attention, check_batch
 from slipstream.kernels.cuda.launcher import compile_for, has_warpgroups, launch, refusal
 from slipstream.kernels.cuda.source import Source
 
@@ -92,10 +85,9 @@ def attention(
     Raises ValueError for heads that are no multiple of 8, or of 16 where keys and values are float8, or wider than 512,
     and for values wider than keys.
     """
-    check_window(window)
-    check_sinks(sinks, q.shape[1])
-    check_wholes(spans.wholes, q.shape[0])
-    _check(q, keys, values, spans)
+    check_attention(q, values, spans, window, sinks)
+    check_batch(spans, q, keys, values)
+    _check(q, keys, values)
     return _run(q, keys, values, spans, sinks, scale, min(window or NO_WINDOW, NO_WINDOW))
 
 
@@ -214,9 +206,8 @@ def _chunk_of(position: int) -> int:
     return n_short + n_middle + (position - MIDDLE_UNTIL) // LONGEST
 
 
-def _check(q: Tensor, keys: Tensor, values: Tensor, spans: Spans) -> None:
-    """Raises ValueError on what the kernel would misread."""
-    batch = spans.span_starts, spans.n_past, spans.page_table
+def _check(q: Tensor, keys: Tensor, values: Tensor) -> None:
+    """Raises ValueError for heads that there is no kernel for."""
     unit = 16 // keys.element_size()  # values of a copy
     for width in (q.shape[2], values.shape[3]):
         if width % unit or width > WIDEST_ON_CUDA:
@@ -227,8 +218,3 @@ def _check(q: Tensor, keys: Tensor, values: Tensor, spans: Spans) -> None:
         raise ValueError(
             f"keys and values are of q's dtype or float8_e4m3fn, not {q.dtype}, {keys.dtype}, {values.dtype}"
         )
-    if not all(one.is_contiguous() for one in (q, keys, values, *batch)):
-        raise ValueError("attention takes contiguous tensors")
-    if any(one.dtype != torch.int32 for one in batch):
-        raise ValueError("span_starts, n_past and page_table are int32")
-    check_widths(q.shape[2], values.shape[3])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from slipstream.kernels.attention.spans import Spans, check_sinks, check_wholes, check_widths, check_window
+from slipstream.kernels.attention.spans import Spans, check_attention
 
 
 def attention(
@@ -17,10 +17,7 @@ def attention(
     window: int | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    check_window(window)
-    check_sinks(sinks, q.shape[1])
-    check_wholes(spans.wholes, q.shape[0])
-    check_widths(keys.shape[3], values.shape[3])
+    check_attention(q, values, spans, window, sinks)
     starts, past = spans.span_starts.tolist(), spans.n_past.tolist()
     out = q.new_empty(*q.shape[:2], values.shape[3])
     for i, n_past in enumerate(past):

@@ -30,29 +30,31 @@ class Spans(Protocol):
     def wholes(self) -> Tensor | None: ...
 
 
-def check_widths(d_head: int, d_value: int) -> None:
-    """Raises ValueError for value heads wider than key heads: kernels have room for the width of keys."""
-    if d_value > d_head:
-        raise ValueError(f"value heads are at most as wide as key heads, {d_head}, not {d_value}")
-
-
-def check_window(window: int | None) -> None:
-    """Raises ValueError for a window in which a row would not even see itself."""
-    if window is not None and window < 1:
+def check_attention(
+    q: Tensor, values: Tensor, spans: Spans, window: int | None, sinks: Tensor | None
+) -> None:
+    """Raises ValueError for what `attention` refuses everywhere. Shapes as in `op.py`."""
+    n_rows, n_heads, d_head = q.shape
+    if window is not None and window < 1:  # a row would not even see itself
         raise ValueError(f"a window has at least one position, not {window}")
+    if values.shape[3] > d_head:  # kernels have room for the width of keys
+        raise ValueError(f"value heads are at most as wide as key heads, {d_head}, not {values.shape[3]}")
+    _check_memory("sinks", sinks, (n_heads,), torch.float32)
+    _check_memory("wholes", spans.wholes, (n_rows, 2), torch.int32)
 
 
-def check_wholes(wholes: Tensor | None, n_rows: int) -> None:
-    """Raises ValueError for wholes that are not a begin and an end, int32, for each row."""
-    if wholes is None:
+def _check_memory(name: str, given: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if given is None:
         return
-    if wholes.shape != (n_rows, 2) or wholes.dtype != torch.int32 or not wholes.is_contiguous():
-        raise ValueError(f"wholes are [{n_rows}, 2] int32, not {[*wholes.shape]} {wholes.dtype}")
+    if given.shape != shape or given.dtype != dtype or not given.is_contiguous():
+        meant = f"{[*shape]} {str(dtype).removeprefix('torch.')}"
+        raise ValueError(f"{name} are {meant}, not {[*given.shape]} {given.dtype}")
 
 
-def check_sinks(sinks: Tensor | None, n_heads: int) -> None:
-    """Raises ValueError for sinks that are not one float32 for each query head."""
-    if sinks is None:
-        return
-    if sinks.shape != (n_heads,) or sinks.dtype != torch.float32 or not sinks.is_contiguous():
-        raise ValueError(f"sinks are [{n_heads}] float32, not {[*sinks.shape]} {sinks.dtype}")
+def check_batch(spans: Spans, *read: Tensor) -> None:
+    """Raises ValueError where compiled code would read the batch, or what it reads with it, as something else."""
+    batch = spans.span_starts, spans.n_past, spans.page_table
+    if any(one.dtype != torch.int32 for one in batch):
+        raise ValueError("span_starts, n_past and page_table are int32")
+    if not all(one.is_contiguous() for one in (*batch, *read)):
+        raise ValueError("attention takes contiguous tensors")

@@ -11,6 +11,7 @@ from torch import Tensor
 from slipstream.kernels.compiled import float_pointer, per_dtype, pointer, shifted
 from slipstream.kernels.compiled import refuses as refuses
 from slipstream.kernels.exponential import over_one_plus_exp
+from slipstream.kernels.gated_norm.reference import check
 from slipstream.kernels.norm.cpu import inverse_rms
 from slipstream.kernels.row_kernel import RowKernel
 from slipstream.kernels.vector import WIDTH, load_part, splat, store_part
@@ -20,8 +21,7 @@ RECORDABLE = True  # all it does is calls of kernels and operations of torch (`t
 
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, activation: str) -> Tensor:
     n_rows, n_heads, d = x.shape
-    if gate.dtype != x.dtype or gate.shape != (n_rows, n_heads * d) or activation not in ("silu", "sigmoid"):
-        raise ValueError("gate is [n_rows, n_heads * d] of x's dtype, activation silu or sigmoid")
+    check(x, gate, weight, activation)
     if gate.stride(-1) != 1:
         gate = gate.contiguous()
     x, weight = x.contiguous(), weight.to(torch.float32).contiguous()

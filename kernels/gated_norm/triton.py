@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.gated.triton import over_one_plus_exp
+from slipstream.kernels.gated_norm.reference import check
 from slipstream.kernels.norm.triton import inverse_rms
 from slipstream.kernels.triton_launch import ALIGNMENT, FUSED, aligned, begin, early, power_of_two, tiles
 from slipstream.kernels.triton_launch import refuses as refuses
@@ -17,10 +18,7 @@ HEADS = 4  # of a program
 
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float, activation: str) -> Tensor:
     n_rows, n_heads, d = x.shape
-    if gate.dtype != x.dtype or gate.shape != (n_rows, n_heads * d) or activation not in ("silu", "sigmoid"):
-        raise ValueError("gate is [n_rows, n_heads * d] of x's dtype, activation silu or sigmoid")
-    if weight.shape != (d,):
-        raise ValueError("weight is [d]")
+    check(x, gate, weight, activation)
     if gate.stride(-1) != 1 or gate.data_ptr() % ALIGNMENT:
         gate = gate.contiguous().clone()
     out = torch.empty((n_rows, n_heads * d), dtype=gate.dtype, device=x.device)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels import threads
-from slipstream.kernels.attention.spans import Spans
+from slipstream.kernels.attention.spans import Spans, check_batch
 from slipstream.kernels.compiled import (
     KINDS,
     fetch_add,
@@ -59,14 +59,11 @@ def head_linear(x: Tensor, packed: PackedHeads) -> Tensor:
 
 def latent_attention(q: Tensor, q_rope: Tensor, latents: Tensor, spans: Spans, scale: float) -> Tensor:
     check_latents(q, q_rope, latents)
-    if not (q.is_contiguous() and q_rope.is_contiguous() and latents.is_contiguous()):
-        raise ValueError("latent_attention takes contiguous tensors")
+    check_batch(spans, q, q_rope, latents)
     if q_rope.dtype != q.dtype or latents.dtype not in (q.dtype, torch.float8_e4m3fn):
         raise ValueError(
             f"latent_attention of {q.dtype} and {q_rope.dtype} over {latents.dtype} is not there"
         )
-    if not spans.span_starts.dtype == spans.n_past.dtype == spans.page_table.dtype == torch.int32:
-        raise ValueError("span_starts, n_past and page_table are int32")
     out = torch.empty_like(q)
     tensors = q, q_rope, latents, out, spans.span_starts, spans.n_past, spans.page_table
     _run(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from llvmlite import ir
 from torch import Tensor
 
@@ -19,7 +18,7 @@ from slipstream.kernels.compiled import (
 )
 from slipstream.kernels.mla.latent_types import LatentNorm, LatentRope
 from slipstream.kernels.norm.cpu import inverse_rms
-from slipstream.kernels.norm_rope_write.rows import Rows
+from slipstream.kernels.norm_rope_write.rows import Rows, places_of
 from slipstream.kernels.row_kernel import RowKernel
 from slipstream.kernels.vector import (
     INTS,
@@ -45,8 +44,7 @@ def write_latents(
     d_rope = kv.shape[1] - d_latent
     if not (q.is_contiguous() and kv.is_contiguous() and latents.is_contiguous()):
         raise ValueError("write_latents takes contiguous tensors")
-    if not rows.positions.dtype == rows.row_pages.dtype == rows.row_offsets.dtype == torch.int64:
-        raise ValueError("positions, row_pages and row_offsets are int64")
+    places = places_of(rows)
     turned = q.new_empty((n_rows, n_heads, d_rope))
     tables = (0, 0) if rope.tables is None else (rope.tables.cos.data_ptr(), rope.tables.sin.data_ptr())
     half = 0 if rope.tables is None else d_rope // 2
@@ -54,7 +52,7 @@ def write_latents(
         (q.data_ptr(), kv.data_ptr(), turned.data_ptr(), latents.data_ptr(), norm.weight.data_ptr()),
         norm.eps,
         (tables, (half, rope.interleaved)),
-        (rows.positions.data_ptr(), rows.row_pages.data_ptr(), rows.row_offsets.data_ptr()),
+        tuple(one.data_ptr() for one in places),
         (n_heads, d_query, d_latent, d_rope, latents.shape[1]),
         (0, n_rows),
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 from slipstream.kernels.mla.latent_types import LatentNorm, LatentRope, PackedHeads
 from slipstream.kernels.mla.reference import PlainHeads
 from slipstream.kernels.norm.triton import inverse_rms
-from slipstream.kernels.norm_rope_write.rows import Rows
+from slipstream.kernels.norm_rope_write.rows import Rows, places_of
 from slipstream.kernels.norm_rope_write.triton import stored
 from slipstream.kernels.triton_launch import FUSED, aligned, power_of_two, tiles
 
@@ -55,25 +55,23 @@ def write_latents(
     d_rope = kv.shape[1] - d_latent
     if not latents.is_contiguous() or latents.dtype not in (kv.dtype, torch.float8_e4m3fn):
         raise ValueError(f"latents are contiguous, of {kv.dtype} or float8_e4m3fn, not {latents.dtype}")
-    places = rows.positions, rows.row_pages, rows.row_offsets
-    if not all(x.dtype == torch.int64 for x in places):
-        raise ValueError("positions, row_pages and row_offsets are int64")
+    places = places_of(rows)
     turned = q.new_empty((n_rows, n_heads, d_rope))
     if n_rows == 0:
         return turned
     tables = (kv, kv) if rope.tables is None else (rope.tables.cos, rope.tables.sin)
-    cos, sin, positions, pages, offsets = (x.contiguous() for x in (*tables, *places))
+    cos, sin = (one.contiguous() for one in tables)
     half, is_turned = power_of_two(d_rope // 2), rope.tables is not None
     how = is_turned, is_turned and rope.interleaved
     _latents[(n_rows,)](
         *(aligned(kv), as_codes(latents), aligned(norm.weight), norm.eps),
-        *(cos, sin, positions, pages, offsets),
+        *(cos, sin, *places),
         *(d_latent, d_rope, latents.shape[1], power_of_two(d_latent), half, *how),
         num_warps=4,
         **FUSED,
     )
     _queries[n_rows, tiles(n_heads, HEADS)](
-        *(aligned(q), turned, cos, sin, positions, n_heads, d_query, d_rope, half, HEADS, *how),
+        *(aligned(q), turned, cos, sin, places[0], n_heads, d_query, d_rope, half, HEADS, *how),
         num_warps=4,
         **FUSED,
     )

@@ -18,7 +18,7 @@ from slipstream.kernels.compiled import (
 )
 from slipstream.kernels.compiled import refuses as refuses
 from slipstream.kernels.norm.cpu import inverse_rms
-from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope, Rows, count_query_heads
+from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope, Rows, count_query_heads, places_of
 from slipstream.kernels.row_kernel import RowKernel
 from slipstream.kernels.vector import WIDTH, load_part, rounded, rounded_before, splat, store_part
 
@@ -31,8 +31,7 @@ def norm_rope_write(
     n_rows, n_kv_heads, page_size, d_head = qkv.shape[0], *keys.shape[1:]
     if not (qkv.is_contiguous() and keys.is_contiguous() and values.is_contiguous()):
         raise ValueError("norm_rope_write takes contiguous tensors")
-    if not rows.positions.dtype == rows.row_pages.dtype == rows.row_offsets.dtype == torch.int64:
-        raise ValueError("positions, row_pages and row_offsets are int64")
+    places = places_of(rows)
     n_heads = count_query_heads(qkv, keys, values)
     q = torch.empty((n_rows, n_heads, d_head), dtype=qkv.dtype)
     scales = (0, 0) if norms is None else (norms.q.data_ptr(), norms.k.data_ptr())
@@ -40,7 +39,7 @@ def norm_rope_write(
         (qkv.data_ptr(), q.data_ptr(), keys.data_ptr(), values.data_ptr(), *scales),
         (None if norms is None else norms.eps, norms is not None and norms.values),
         (rope.cos.data_ptr(), rope.sin.data_ptr()),
-        (rows.positions.data_ptr(), rows.row_pages.data_ptr(), rows.row_offsets.data_ptr()),
+        tuple(one.data_ptr() for one in places),
         (n_heads, n_kv_heads, page_size, d_head, values.shape[3], rope.cos.shape[1]),
         (0, n_rows),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -19,6 +20,14 @@ class Rows(Protocol):
 
     @property
     def row_offsets(self) -> Tensor: ...  # [n_rows] int64: place of the row within its page
+
+
+def places_of(rows: Rows) -> tuple[Tensor, ...]:
+    """Positions, pages and offsets, contiguous. Raises ValueError where they are of another type."""
+    places = rows.positions, rows.row_pages, rows.row_offsets
+    if any(one.dtype != torch.int64 for one in places):
+        raise ValueError("positions, row_pages and row_offsets are int64")
+    return tuple(one.contiguous() for one in places)
 
 
 def count_query_heads(qkv: Tensor, keys: Tensor, values: Tensor) -> int:

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.norm.triton import inverse_rms
-from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope, Rows, count_query_heads
+from slipstream.kernels.norm_rope_write.rows import HeadNorms, Rope, Rows, count_query_heads, places_of
 from slipstream.kernels.triton_launch import FUSED, aligned, begin, early, power_of_two, tiles
 from slipstream.kernels.triton_launch import refuses as refuses
 
@@ -31,9 +31,7 @@ def norm_rope_write(
         raise ValueError(f"stores are of {qkv.dtype} or float8_e4m3fn, not {keys.dtype} and {values.dtype}")
     if keys.dtype == torch.float8_e4m3fn:  # Triton has no such type on compute capability 8.0
         keys, values = keys.view(torch.uint8), values.view(torch.uint8)
-    places = rows.positions, rows.row_pages, rows.row_offsets
-    if not all(x.dtype == torch.int64 for x in places):
-        raise ValueError("positions, row_pages and row_offsets are int64")
+    places = places_of(rows)
     n_heads = count_query_heads(qkv, keys, values)
     size = power_of_two(d_head)
     n_of_program = max(1, min(HEADS, VALUES // size))
@@ -44,7 +42,7 @@ def norm_rope_write(
         _heads[n_rows, tiles(n_heads + 2 * n_kv_heads, n_of_program)](
             *(qkv, q, keys, values, *scales),
             *(rope.cos.contiguous(), rope.sin.contiguous()),
-            *(x.contiguous() for x in places),
+            *places,
             *(
                 n_heads,
                 n_kv_heads,

@@ -58,8 +58,7 @@ def settle_windows(window: Tensor, state: ConvState, spans: RecurrentRows) -> No
 def _start(rows: tuple[Tensor, ...], stride: int, state: ConvState, spans: RecurrentRows) -> None:
     """Check what is taken by its address, and run. stride: elements from row to row of x."""
     dtype, (_, n_window, n_channels) = rows[0].dtype, state.window.shape
-    if not all(x.dtype == dtype and x.is_contiguous() for x in (state.window, state.parked)):
-        raise ValueError("window and parked are contiguous and of x's dtype")
+    state.check(dtype)
     _run(
         tuple(x.data_ptr() for x in (*rows, state.window, state.parked)),
         tuple(x.data_ptr() for x in spans.checked()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -16,3 +17,8 @@ class ConvState:
 
     window: Tensor  # [n_slots, width - 1, n_channels]
     parked: Tensor  # [n_parked, n_channels]
+
+    def check(self, dtype: torch.dtype) -> None:
+        """Raises ValueError where compiled code would read it as something else. dtype: of the rows."""
+        if not all(x.dtype == dtype and x.is_contiguous() for x in (self.window, self.parked)):
+            raise ValueError("window and parked are contiguous and of x's dtype")

@@ -26,7 +26,8 @@ def short_conv(x: Tensor, weight: Tensor, state: ConvState, spans: RecurrentRows
         x = x.contiguous()
     if weight.dtype != x.dtype or weight.shape != (x.shape[1], state.window.shape[1] + 1):
         raise ValueError("weight must be [n_channels, width] of x's dtype, width one more than the window's")
-    batch = _checked(x.dtype, state, spans)
+    state.check(x.dtype)
+    batch = spans.checked()
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     (n_rows, n_channels), n_spans = x.shape, spans.slot_ids.shape[0]
     if out.numel() > 0 and n_spans > 0:
@@ -43,14 +44,8 @@ def short_conv(x: Tensor, weight: Tensor, state: ConvState, spans: RecurrentRows
 
 
 def settle_windows(window: Tensor, state: ConvState, spans: RecurrentRows) -> None:
-    _keep_inputs(window, 0, state, _checked(window.dtype, state, spans))  # without rows the first is not read
-
-
-def _checked(dtype: torch.dtype, state: ConvState, spans: RecurrentRows) -> tuple[Tensor, ...]:
-    """The parts of `spans` as kernels take them. Raises ValueError for tensors they could not read."""
-    if not all(x.dtype == dtype and x.is_contiguous() for x in (state.window, state.parked)):
-        raise ValueError("window and parked are contiguous and of x's dtype")
-    return spans.checked()
+    state.check(window.dtype)
+    _keep_inputs(window, 0, state, spans.checked())  # without rows the first is not read
 
 
 def _keep_inputs(x: Tensor, stride: int, state: ConvState, batch: tuple[Tensor, ...]) -> None:

@@ -416,6 +416,26 @@ def test_sinks_are_one_float32_for_each_query_head(chosen: None) -> None:
             attention(torch.zeros(1, 2, 4), one, one, spans, 1.0, sinks=sinks)
 
 
+def test_compiled_attention_refuses_a_batch_that_it_would_misread() -> None:
+    spans, one = make_spans([2, 2], [9, 3], 8), torch.zeros(9, 1, 8, 4)
+    wide = torch.stack((spans.page_table, spans.page_table + 1), 2).flatten(
+        1
+    )  # every second entry is the table's
+    with kernels.use("cpu", "attention"), pytest.raises(ValueError, match="contiguous"):
+        attention(torch.zeros(4, 1, 4), one, one, replace(spans, page_table=wide[:, ::2]), 1.0)
+
+
+@pytest.mark.parametrize("implementation", ["cpu"])
+def test_places_of_rows_may_be_every_second_of_a_column(chosen: None) -> None:
+    spans, rope = make_spans([6], [3], 8), Rope(torch.rand(9, 2), torch.rand(9, 2))
+    names = ("positions", "row_pages", "row_offsets")
+    apart = replace(spans, **{name: getattr(spans, name).repeat_interleave(2)[::2] for name in names})
+    qkv, stores = random(6, 12, dtype=torch.float32), [torch.zeros(spans.n_pages, 1, 8, 4) for _ in range(4)]
+    meant = norm_rope_write(qkv, None, rope, spans, *stores[:2])
+    assert torch.equal(norm_rope_write(qkv, None, rope, apart, *stores[2:]), meant)
+    assert all(torch.equal(one, other) for one, other in zip(stores[:2], stores[2:], strict=True))
+
+
 def poison(store: Tensor, spans: Spans, lengths: list[int], past: list[int], firsts: list[int]) -> None:
     """NaN in all cells that no row may see. firsts: the first position that a row of each span sees."""
     page_size = store.shape[2]
