@@ -5,7 +5,7 @@ value * input is added to it, or, where a block has several groups of inputs wit
 sum over groups of factor * sum of value * input; then, alike, the minimum times the sum of the inputs. `op.py` says in
 which order and how rounded. Values are numbers that bfloat16 holds, so no weight is ever rounded.
 
-A part that is of no such type is multiplied as `panels.py` does, beside the others, by the same call.
+A part that is of no such type is multiplied as `panel_stack.py` does, beside the others, by the same call.
 """
 
 from __future__ import annotations
@@ -245,14 +245,14 @@ def stack(weights: Sequence[NarrowWeight]) -> NarrowStack | None:
 
 
 def multiply_groups(
-    x: Tensor, matrix_ids: Tensor, starts: Tensor, matrices: NarrowStack, out_dtype: torch.dtype
+    x: Tensor, matrices: NarrowStack, out_dtype: torch.dtype, groups: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """As `panel_stack.multiply_groups`: rows starts[i] … starts[i + 1] - 1 times matrix matrix_ids[i], for each i."""
+    """As `panel_stack.multiply_panels`."""
     (n_rows, n_in), first = x.shape, matrices.each[0]
     out = torch.empty((n_rows, first.out_features), dtype=out_dtype)
     multiply(
-        tuple(one.data_ptr() for one in (x, out, matrices.table, matrix_ids, starts)),
-        (n_rows, n_in, first.out_features, first.bias.shape[0] // PANEL, len(matrix_ids)),
+        tuple(one.data_ptr() for one in (x, out, matrices.table, *groups)),
+        (n_rows, n_in, first.out_features, first.bias.shape[0] // PANEL, len(groups[0])),
         # Tiles leave groups of few rows to vectors, which read bytes.
         (x.dtype, first.way, out_dtype, (matrices.in_units, matrices.in_bytes or HAS_TILES)),
         threads.available() if n_rows * n_in * first.out_features >= SERIAL_BELOW else 1,

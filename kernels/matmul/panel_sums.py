@@ -1,4 +1,4 @@
-"""Products of rows with 64 outputs whose weights lie in a panel: loops of `panels.py`, `narrow.py`, `kernels/moe`.
+"""Products of rows with 64 outputs whose weights lie in a panel: loops of `panel_stack.py`, `narrow.py`, `kernels/mla`.
 
 A sum is one chain in ascending order: of fused multiply-adds in float32, or, for bfloat16, of the instruction that
 adds two products at a time where there is one.
@@ -51,7 +51,6 @@ def one_panel(rows: Any, weight: Any, bias: Any, target: Any, work: Any) -> None
     """64 outputs of all rows. rows: (pointer, how many, steps of each); target: (pointer, n_out, panel).
 
     work: (scratch of (n_rows + 3) * 64 floats, add: (rows, weight, totals) adds the panel's products to [n_rows, 64]).
-    What `kernels/moe` runs for each expert.
     """
     n_rows = rows[1]
     out, n_out, panel = target
@@ -69,13 +68,13 @@ def one_panel(rows: Any, weight: Any, bias: Any, target: Any, work: Any) -> None
 @inlined
 def add_by_floats(rows: Any, weight: Any, totals: Any) -> None:
     """Add the products of 64 outputs to the totals, [n_rows, 64] float32; inputs and weights are float32."""
-    add_steps(rows, weight, 0, (totals, multiply_floats))
+    add_steps(rows, weight, 0, (totals, add_floats))
 
 
 @inlined
 def add_by_pairs(rows: Any, weight: Any, totals: Any) -> None:
     """The same of bfloat16, two inputs at a time."""
-    add_steps(rows, weight, 0, (totals, multiply_pairs))
+    add_steps(rows, weight, 0, (totals, add_pairs))
 
 
 @inlined
@@ -174,13 +173,8 @@ def _one(x: Any, weight: Any, span: Any, totals: Any, multiply: Any) -> None:
 
 
 @inlined
-def multiply_floats(total: Any, x: Any, weight: Any) -> Any:
+def add_floats(total: Any, x: Any, weight: Any) -> Any:
     return fma(x, weight, total)
-
-
-@inlined
-def multiply_pairs(total: Any, x: Any, weight: Any) -> Any:
-    return add_pairs(total, x, weight)
 
 
 @inlined

@@ -14,7 +14,8 @@ import numpy as np
 from slipstream.kernels.amx import HAS_TILES, configure, load, multiply, release, store
 from slipstream.kernels.compiled import address_of, fetch_once, inlined, routine
 from slipstream.kernels.matmul.formats import PANEL
-from slipstream.kernels.matmul.panel_sums import BY_PAIRS, add_steps, multiply_pairs
+from slipstream.kernels.matmul.panel_sums import BY_PAIRS, add_steps
+from slipstream.kernels.pairs import add_pairs
 
 TILE_ROWS = 16  # at most
 # Rows up to which codes as bytes are multiplied sooner by the instruction for vectors than in tiles.
@@ -65,7 +66,7 @@ def add_by_tiles(rows: Any, weight: Any, totals: Any) -> None:
         if whole > 0:
             configure(np.int64(TILE_ROWS), np.int64(DEPTH))
     if n * STEPS < n_steps:
-        add_steps(rows, weight, n * STEPS, (totals, multiply_pairs))
+        add_steps(rows, weight, n * STEPS, (totals, add_pairs))
 
 
 @inlined

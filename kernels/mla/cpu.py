@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from slipstream.kernels.compiled import (
     shifted,
 )
 from slipstream.kernels.compiled import refuses as refuses
-from slipstream.kernels.matmul.panel_stack import PanelStack, multiply_groups, stack_panels
+from slipstream.kernels.matmul.panel_stack import PanelStack, multiply_panels, stack_panels
 from slipstream.kernels.mla import latent_blocks
 from slipstream.kernels.mla.latent_rows import write_latents as write_latents
 from slipstream.kernels.mla.latent_types import PackedHeads, check_latents
@@ -32,28 +31,17 @@ RECORDABLE = True  # all it does is calls of kernels and operations of torch (`t
 SERIAL_BELOW = 200_000  # multiply-adds, as in `attention`
 
 
-@dataclass(frozen=True, slots=True)
-class PanelHeads:
-    """The matrices of all heads."""
-
-    stack: PanelStack
-
-    @property
-    def out_features(self) -> int:
-        return self.stack.out_features
-
-
 def pack_heads(weight: Tensor) -> PackedHeads:
-    return PanelHeads(stack_panels(weight))
+    return stack_panels(weight)
 
 
 def head_linear(x: Tensor, packed: PackedHeads) -> Tensor:
-    if not isinstance(packed, PanelHeads):
+    if not isinstance(packed, PanelStack):
         raise TypeError(f"cpu head_linear got a {type(packed).__name__}; pack the heads with cpu too")
     n_rows, n_heads, d_in = x.shape
     by_head = x.transpose(0, 1).reshape(n_heads * n_rows, d_in).contiguous()
     heads = torch.arange(n_heads + 1, dtype=torch.int32)  # [n_heads + 1]
-    said = multiply_groups(by_head, heads[:-1], heads * n_rows, packed.stack, x.dtype)
+    said = multiply_panels(by_head, packed, x.dtype, (heads[:-1], heads * n_rows))
     return said.view(n_heads, n_rows, packed.out_features).transpose(0, 1).contiguous()
 
 

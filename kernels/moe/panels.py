@@ -12,7 +12,7 @@ from slipstream.kernels.gated.op import gated_mul
 from slipstream.kernels.kernel import run
 from slipstream.kernels.matmul import narrow, panels
 from slipstream.kernels.matmul.narrow import NarrowStack
-from slipstream.kernels.matmul.panel_stack import PanelStack, multiply_groups, stack_panels
+from slipstream.kernels.matmul.panel_stack import PanelStack, multiply_panels, stack_panels
 from slipstream.kernels.moe import cpu
 from slipstream.kernels.moe.choice import route as route
 from slipstream.kernels.moe.group import add_up, group
@@ -74,15 +74,15 @@ def experts(x: Tensor, routed: Routed, packed: PackedExperts) -> Tensor:
     groups = group(routed.expert_ids, packed.n_experts)
     by_expert = groups.expert_ids, groups.starts
     gathered = x.index_select(0, groups.rows)  # [n_pairs, d_model]
-    gate_up = _multiply(gathered, *by_expert, packed.gate_up, x.dtype)  # [n_pairs, 2 * d_inner]
+    gate_up = _multiply(gathered, packed.gate_up, x.dtype, by_expert)  # [n_pairs, 2 * d_inner]
     inner = gated_mul(gate_up, packed.activation)  # [n_pairs, d_inner]
-    said = _multiply(inner, *by_expert, packed.down, torch.float32)  # [n_pairs, d_model]
+    said = _multiply(inner, packed.down, torch.float32, by_expert)  # [n_pairs, d_model]
     return add_up(said, groups, routed.weights, x.dtype)
 
 
 def _multiply(
-    x: Tensor, expert_ids: Tensor, starts: Tensor, matrices: PanelStack | NarrowStack, dtype: torch.dtype
+    x: Tensor, matrices: PanelStack | NarrowStack, dtype: torch.dtype, groups: tuple[Tensor, Tensor]
 ) -> Tensor:
     if isinstance(matrices, NarrowStack):
-        return narrow.multiply_groups(x, expert_ids, starts, matrices, dtype)
-    return multiply_groups(x, expert_ids, starts, matrices, dtype)
+        return narrow.multiply_groups(x, matrices, dtype, groups)
+    return multiply_panels(x, matrices, dtype, groups)

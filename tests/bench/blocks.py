@@ -121,7 +121,7 @@ def _weight(kind: str, shape: tuple[int, int], dtype: torch.dtype) -> Tensor | Q
 
 
 def _copy(weight: Packed) -> Packed:
-    if isinstance(weight, panels.PanelWeight):
+    if isinstance(weight, panels.PanelStack):
         return replace(weight, panels=weight.panels.clone())
     assert isinstance(weight, narrow.NarrowWeight)
     (part,) = weight.parts

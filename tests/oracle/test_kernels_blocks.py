@@ -21,7 +21,7 @@ from slipstream.kernels.matmul.block_numbers import HELD, held_bytes
 from slipstream.kernels.matmul.blocks import BlockWeight, block_sizes
 from slipstream.kernels.matmul.formats import FORMATS, OF_A8, OF_BYTES, OF_FLOATS
 from slipstream.kernels.matmul.narrow import NarrowWeight
-from slipstream.kernels.matmul.panels import PanelWeight
+from slipstream.kernels.matmul.panel_stack import PanelStack
 from slipstream.kernels.matmul.quantized import JoinedWeight, Quantized, joined, widened
 from tests.block_data import Numbers, block_bytes, numbers
 from tests.oracle.packed_products import OFF, WAYS, added, inputs, one_group, read, sum_of_inputs, take
@@ -206,7 +206,7 @@ def changed(kind: str, byte: int, value: int) -> BlockWeight:
 )
 def test_what_no_record_can_hold_is_widened(weight: BlockWeight) -> None:
     packed = panels.pack(weight)
-    assert isinstance(packed, PanelWeight)
+    assert isinstance(packed, PanelStack)
     x = inputs(2, 512, torch.bfloat16)
     expected = panels.linear(x, panels.pack(weight.dense()))
     assert panels.linear(x, packed).isnan().equal(expected.isnan())
@@ -217,7 +217,7 @@ def test_a_cpu_without_the_instructions_widens_and_says_so(monkeypatch: pytest.M
     cpu = torch.device("cpu")
     assert panels.note(cpu, torch.bfloat16) is None
     monkeypatch.setattr(code_floats, "FEATURES", ("avx2", "no-such-feature"))
-    assert isinstance(panels.pack(blocky("Q4_K", 70, 512)), PanelWeight)
+    assert isinstance(panels.pack(blocky("Q4_K", 70, 512)), PanelStack)
     assert packed_bytes(blocky("Q4_K", 70, 512), cpu) == 2 * 70 * 512
     assert "this CPU has no no-such-feature" in (panels.note(cpu, torch.bfloat16) or "")
 
@@ -325,7 +325,7 @@ def test_a_plan_counts_the_bytes_that_are_kept(kind: str) -> None:
     data = torch.empty(128, n_in // block_sizes(kind)[0] * n_bytes, dtype=torch.uint8, device="meta")
     outline = BlockWeight(data, kind, None, torch.bfloat16)
     packed = panels.pack(joined([blocky(kind, 128, n_in), dense(64, n_in)]))
-    kept = packed.panels.nbytes if isinstance(packed, PanelWeight) else sum(map(_bytes, _parts(packed)))
+    kept = packed.panels.nbytes if isinstance(packed, PanelStack) else sum(map(_bytes, _parts(packed)))
     beside = torch.empty(64, n_in, dtype=torch.bfloat16, device="meta")
     assert packed_bytes(joined([outline, beside]), torch.device("cpu")) == kept
     on_cuda = held_bytes(outline) if kind in HELD else 2 * 128 * n_in

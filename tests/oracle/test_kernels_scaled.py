@@ -14,7 +14,7 @@ from slipstream.engine.checkpoint.layouts import packed_bytes
 from slipstream.kernels.matmul import narrow, panels
 from slipstream.kernels.matmul.formats import LAYOUTS, OF_FLOATS, OF_PAIRS, OF_TILES
 from slipstream.kernels.matmul.narrow import NarrowWeight
-from slipstream.kernels.matmul.panels import PanelWeight
+from slipstream.kernels.matmul.panel_stack import PanelStack
 from slipstream.kernels.matmul.quantized import ByteWeight, Int4Weight, JoinedWeight, joined, widened
 from slipstream.kernels.matmul.scaled import kind_of
 from tests.oracle.packed_products import OFF, WAYS, added, inputs, one_group, read, sum_of_inputs, take
@@ -168,7 +168,7 @@ def test_parts_of_other_kinds_beside_it(monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_groups_that_no_block_fits_are_widened(weight: Scaled) -> None:
     packed, x = panels.pack(weight), inputs(2, weight.shape[1], torch.bfloat16)
-    assert isinstance(packed, PanelWeight)
+    assert isinstance(packed, PanelStack)
     assert torch.equal(panels.linear(x, packed), panels.linear(x, panels.pack(widened(weight))))
     assert packed_bytes(weight, torch.device("cpu")) == 2 * N_OUT * weight.shape[1]
 
