@@ -47,15 +47,10 @@ def configure(builder: ir.IRBuilder, n_rows: Any, depth: Any) -> None:
     _emit(builder, "ldtilecfg", builder.bitcast(memory, BYTE.as_pointer()))
 
 
-@intrinsic
-def release(typing: Any) -> Any:
+@emits(types.void)
+def release(builder: ir.IRBuilder) -> None:
     """Give the tiles up, so that the thread's state is small again."""
-
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        _emit(builder, "tilerelease")
-        return context.get_dummy_value()
-
-    return types.void(), generate
+    _emit(builder, "tilerelease")
 
 
 def _moves(name: str) -> Callable[..., Any]:

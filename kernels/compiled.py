@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from slipstream.kernels.cpu_features import TILES, features, is_amd
@@ -135,6 +136,7 @@ def emits(result: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             return given(*arguments), generate
 
         arities: dict[int, Callable[..., Any]] = {  # numba reads the number of arguments off the signature
+            0: lambda typing: lower(),
             1: lambda typing, a: lower(a),
             2: lambda typing, a, b: lower(a, b),
             3: lambda typing, a, b, c: lower(a, b, c),
@@ -144,6 +146,29 @@ def emits(result: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return wrapped
 
     return wrap
+
+
+def constant(find: Callable[..., int | tuple[int, ...]]) -> Callable[..., Any]:
+    """What a function finds for constants, in kernels: a number, or several. It costs no compilation of its own.
+
+    Kernels give it a constant, or a tuple of as many as the function takes.
+    """
+
+    def typed(typing: Any, given: Any) -> Any:
+        found = find(
+            *(one.literal_value for one in (given if isinstance(given, types.BaseTuple) else (given,)))
+        )
+        is_one = isinstance(found, int)
+        numbers = [ir.IntType(64)(number) for number in ((found,) if is_one else found)]
+
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            return numbers[0] if is_one else cgutils.pack_array(builder, numbers)
+
+        result = types.int64 if is_one else types.UniTuple(types.int64, len(numbers))
+        return result(given), generate
+
+    made: Callable[..., Any] = intrinsic(prefer_literal=True)(typed)
+    return made
 
 
 def _pointer(typing: Any, address: Any, kind: Any) -> Any:

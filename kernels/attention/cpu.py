@@ -6,7 +6,6 @@ dimensions and over positions in ascending order, one fused multiply-add at a ti
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -62,7 +61,7 @@ def attention(
         (spans.span_starts.data_ptr(), spans.n_past.data_ptr(), spans.page_table.data_ptr()),
         (*spans.page_table.shape, n_heads, *keys.shape[1:], d_value, window or walk.NO_WINDOW),
         scale,
-        _tile_task() if in_tiles else _task[q.dtype, keys.dtype],
+        _task[q.dtype, keys.dtype, "tiles" if in_tiles else "vectors"],
         threads.available(),
     )
     return out
@@ -134,26 +133,16 @@ def _take_items(a: Any, stores: Any, out: Any, way: Any) -> None:
 
 
 @per_dtype
-def _task(kind: Any, stored_kind: Any) -> int:
-    """Address of the compiled task for queries and stores of these kinds."""
+def _task(kind: Any, stored_kind: Any, way: str) -> int:
+    """Address of the compiled task for queries and stores of these kinds, "tiles" or "vectors"."""
 
     def items(address: int) -> None:
         a = long_pointer(address)
         keys, values = pointer(a[walk.KEYS], stored_kind), pointer(a[walk.VALUES], stored_kind)
-        _take_items(a, (pointer(a[walk.Q], kind), keys, values), pointer(a[walk.OUT], kind), BY_VECTORS)
+        stores, out = (pointer(a[walk.Q], kind), keys, values), pointer(a[walk.OUT], kind)
+        if way == "tiles":  # decided as the task is compiled
+            _take_items(a, stores, out, BY_TILES)
+        else:
+            _take_items(a, stores, out, BY_VECTORS)
 
     return threads.compile_task(items)
-
-
-@functools.cache
-def _tile_task() -> int:
-    """The same of bfloat16 in tiles."""
-
-    def items_in_tiles(address: int) -> None:
-        a = long_pointer(address)
-        keys, values = pointer(a[walk.KEYS], np.uint16), pointer(a[walk.VALUES], np.uint16)
-        _take_items(
-            a, (pointer(a[walk.Q], np.uint16), keys, values), pointer(a[walk.OUT], np.uint16), BY_TILES
-        )
-
-    return threads.compile_task(items_in_tiles)

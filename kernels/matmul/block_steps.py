@@ -11,6 +11,7 @@ from typing import Any
 from numba import types
 from numba.extending import intrinsic
 
+from slipstream.kernels.compiled import constant
 from slipstream.kernels.matmul import code_a8, code_bytes, code_floats, code_pairs, code_shorts
 from slipstream.kernels.matmul.emit import LONG, PANEL, Emitter, Value, Way
 from slipstream.kernels.matmul.formats import (
@@ -58,6 +59,24 @@ WAYS: dict[str, Callable[[BlockFormat, int], Way]] = {
 INPUT_BYTES = {OF_FLOATS: 4, OF_A8: code_a8.INPUT_BYTES}  # of an input in a tile, where it is not two
 
 
+def _step(emit: Callable[..., None]) -> Callable[[Any, Any], None]:
+    """An intrinsic of kernels, (operands, constants), for a function (builder, operands, *constants).
+
+    operands: seven int64, as of `Place`, but the first record of the panel and which 32 inputs of the row; then the
+    address of what is laid down, if the step has any.
+    """
+
+    def typed(typing: Any, operands: Any, constants: Any) -> Any:
+        def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
+            emit(builder, values[0], *(one.literal_value for one in constants))
+            return context.get_dummy_value()
+
+        return types.void(operands, constants), generate
+
+    made: Callable[[Any, Any], None] = intrinsic(prefer_literal=True)(typed)
+    return made
+
+
 def _placed(builder: Emitter, form: BlockFormat, operands: Value) -> Place:
     """The operands of a kernel's call, with the record that its chunk is in."""
     x, sums, records, chunk, first, totals, partial = (builder.extract_value(operands, i) for i in range(7))
@@ -66,110 +85,73 @@ def _placed(builder: Emitter, form: BlockFormat, operands: Value) -> Place:
     return Place(x, sums, record, builder.urem(chunk, n_chunks), first, totals, partial)
 
 
-def _add_chunk(typing: Any, place: Any, kind: Any, n_rows: Any, way: Any) -> Any:
-    """(place: seven int64, kind, rows, way) adds 32 inputs to the totals of some rows, or to partial sums.
-
-    place: as of `Place`, but the first record of the panel and which 32 inputs of the row. kind, n_rows and way are
-    constants. How many outputs a call takes is in `Way.at_once`.
-    """
-
-    def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
-        form, rows = LAYOUTS[kind.literal_value], n_rows.literal_value
-        found = WAYS[way.literal_value](form, rows)
-        tile = Tile(form, rows, *found.at_once(form, rows), found)
-        emit_tile(builder, tile, _placed(builder, form, values[0]))
-        return context.get_dummy_value()
-
-    return types.void(place, kind, n_rows, way), generate
+def _address(builder: Emitter, operands: Value) -> Value:
+    return builder.extract_value(operands, 7)
 
 
-def _add_laid(typing: Any, place: Any, kind: Any, n_rows: Any, way: Any, values: Any) -> Any:
-    """(place, kind, rows, way, address) does the same with what codes stand for, laid down by `lay_chunk`.
-
-    It is read anew for every four rows.
-    """
-
-    def generate(context: Any, builder: Emitter, signature: Any, given: Any) -> Any:
-        form, rows = LAYOUTS[kind.literal_value], n_rows.literal_value
-        found = WAYS[way.literal_value](form, rows)
-        tile = Tile(form, rows, *found.at_once(form, 4), found)
-        emit_laid(builder, tile, _placed(builder, form, given[0]), given[4])
-        return context.get_dummy_value()
-
-    return types.void(place, kind, n_rows, way, types.int64), generate
+@_step
+def add_chunk(builder: Emitter, operands: Value, kind: str, n_rows: int, way: str) -> None:
+    """Add 32 inputs to the totals of some rows, or to partial sums. How many outputs it takes: `columns_of`."""
+    form = LAYOUTS[kind]
+    found = WAYS[way](form, n_rows)
+    tile = Tile(form, n_rows, *found.at_once(form, n_rows), found)
+    emit_tile(builder, tile, _placed(builder, form, operands))
 
 
-def _constant(find: Callable[..., int]) -> Callable[..., Any]:
-    """An intrinsic of what a function finds for constants, as a number: it costs no compilation of its own."""
-
-    def of_one(typing: Any, a: Any) -> Any:
-        return types.int64(a), lambda context, builder, signature, values: LONG(find(a.literal_value))
-
-    def of_three(typing: Any, a: Any, b: Any, c: Any) -> Any:
-        found = find(a.literal_value, b.literal_value, c.literal_value)
-        return types.int64(a, b, c), lambda context, builder, signature, values: LONG(found)
-
-    return of_one if find.__code__.co_argcount == 1 else of_three
+@_step
+def add_laid(builder: Emitter, operands: Value, kind: str, n_rows: int, way: str) -> None:
+    """The same with what codes stand for, laid down by `lay_chunk`. It is read anew for every four rows."""
+    form = LAYOUTS[kind]
+    found = WAYS[way](form, n_rows)
+    tile = Tile(form, n_rows, *found.at_once(form, 4), found)
+    emit_laid(builder, tile, _placed(builder, form, operands), _address(builder, operands))
 
 
-def _end_block(typing: Any, place: Any, kind: Any, n_rows: Any) -> Any:
-    """(place, kind, rows) adds the partial sums of the block that the chunk is in to the totals of 64 outputs."""
-
-    def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
-        form = LAYOUTS[kind.literal_value]
-        if form.is_nested:
-            rows = n_rows.literal_value
-            tile = Tile(form, rows, rows, PANEL // WIDTH, code_floats.WAY)
-            emit_end(builder, tile, _placed(builder, form, values[0]))
-        return context.get_dummy_value()
-
-    return types.void(place, kind, n_rows), generate
+@_step
+def end_block(builder: Emitter, operands: Value, kind: str, n_rows: int) -> None:
+    """Add the partial sums of the block that the chunk is in to the totals of 64 outputs."""
+    form = LAYOUTS[kind]
+    if form.is_nested:
+        tile = Tile(form, n_rows, n_rows, PANEL // WIDTH, code_floats.WAY)
+        emit_end(builder, tile, _placed(builder, form, operands))
 
 
-def _lay_chunk(typing: Any, place: Any, kind: Any, way: Any, target: Any) -> Any:
-    """(place, kind, way, address) lays down 32 inputs of 64 outputs."""
-
-    def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
-        form = LAYOUTS[kind.literal_value]
-        tile = Tile(form, 1, 1, PANEL // WIDTH, WAYS[way.literal_value](form, MOST_ROWS))
-        emit_values(builder, tile, _placed(builder, form, values[0]), values[3])
-        return context.get_dummy_value()
-
-    return types.void(place, kind, way, types.int64), generate
+@_step
+def lay_chunk(builder: Emitter, operands: Value, kind: str, way: str) -> None:
+    """Lay down what the codes of 32 inputs of 64 outputs stand for."""
+    form = LAYOUTS[kind]
+    tile = Tile(form, 1, 1, PANEL // WIDTH, WAYS[way](form, MOST_ROWS))
+    emit_values(builder, tile, _placed(builder, form, operands), _address(builder, operands))
 
 
-def _laid_bytes(way: Way) -> int:
-    return CHUNK // way.n_inputs * len(way.kinds) * PANEL * 4
+@_step
+def scale_group(builder: Emitter, operands: Value, kind: str, n_rows: int, way: str, group: int) -> None:
+    """Add the sums of a group of the chunk, which are laid down, to the totals of 16 outputs."""
+    form = LAYOUTS[kind]
+    tile = Tile(form, n_rows, n_rows, 1, WAYS[way](form, n_rows))
+    emit_group(builder, tile, _placed(builder, form, operands), (group, _address(builder, operands)))
 
 
-def _scale_group(typing: Any, place: Any, form: Any, found: Any) -> Any:
-    """(place, (kind, rows, way, group of the chunk), address of its sums) adds them for 16 outputs."""
-
-    def generate(context: Any, builder: Emitter, signature: Any, values: Any) -> Any:
-        kind, n_rows, way, group = (one.literal_value for one in form)
-        tile = Tile(LAYOUTS[kind], n_rows, n_rows, 1, WAYS[way](LAYOUTS[kind], n_rows))
-        emit_group(builder, tile, _placed(builder, LAYOUTS[kind], values[0]), (group, values[2]))
-        return context.get_dummy_value()
-
-    return types.void(place, form, types.int64), generate
+@constant
+def columns_of(kind: str, n_rows: int, way: str) -> int:
+    """Vectors of 16 outputs that `add_chunk` takes at once."""
+    return WAYS[way](LAYOUTS[kind], n_rows).at_once(LAYOUTS[kind], n_rows)[1]
 
 
-lay_chunk: Callable[[Any, Any, Any, Any], None] = intrinsic(prefer_literal=True)(_lay_chunk)
-scale_group: Callable[[Any, Any, Any], None] = intrinsic(prefer_literal=True)(_scale_group)
-add_chunk: Callable[[Any, Any, Any, Any], None] = intrinsic(prefer_literal=True)(_add_chunk)
-add_laid: Callable[[Any, Any, Any, Any, Any], None] = intrinsic(prefer_literal=True)(_add_laid)
-end_block: Callable[[Any, Any, Any], None] = intrinsic(prefer_literal=True)(_end_block)
-# Vectors of 16 outputs that `add_chunk` takes at once, by (type, rows of the tile, way).
-columns_of: Callable[[str, int, str], int] = intrinsic(prefer_literal=True)(
-    _constant(lambda kind, n_rows, way: WAYS[way](LAYOUTS[kind], n_rows).at_once(LAYOUTS[kind], n_rows)[1])
-)
-# Bytes of an input as it lies in a tile, by way.
-bytes_of_input: Callable[[str], int] = intrinsic(prefer_literal=True)(
-    _constant(lambda way: INPUT_BYTES.get(way, 2))
-)
-# Inputs that share a scale, by type.
-group_of: Callable[[str], int] = intrinsic(prefer_literal=True)(_constant(lambda kind: LAYOUTS[kind].group))
-# Bytes of what the codes of 32 inputs and 64 outputs stand for, by way: of the type that has most.
-laid_bytes: Callable[[str], int] = intrinsic(prefer_literal=True)(
-    _constant(lambda way: max(_laid_bytes(WAYS[way](form, MOST_ROWS)) for form in LAYOUTS.values()))
-)
+@constant
+def bytes_of_input(way: str) -> int:
+    """Bytes of an input as it lies in a tile."""
+    return INPUT_BYTES.get(way, 2)
+
+
+@constant
+def group_of(kind: str) -> int:
+    """Inputs that share a scale."""
+    return LAYOUTS[kind].group
+
+
+@constant
+def laid_bytes(way: str) -> int:
+    """Bytes of what the codes of 32 inputs and 64 outputs stand for: of the type that has most."""
+    ways = (WAYS[way](form, MOST_ROWS) for form in LAYOUTS.values())
+    return max(CHUNK // one.n_inputs * len(one.kinds) * PANEL * 4 for one in ways)

@@ -82,7 +82,7 @@ def _add_blocks(a: Any, form: Any) -> None:
         span = begin, min(begin + VISIT, n_chunks)
         for chunk in range(span[0], span[1]):
             values = a[VALUES] + (chunk - begin) * laid_bytes(laid)
-            lay_chunk((0, 0, a[RECORDS], chunk, 0, 0, 0), kind, laid, values)
+            lay_chunk((0, 0, a[RECORDS], chunk, 0, 0, 0, values), (kind, laid))
         row = np.int64(0)
         while row < n_rows:
             n = tile_rows(n_rows - row, 0)
@@ -100,14 +100,14 @@ def _add_span(a: Any, row: int, span: Any, form: Any) -> None:
     """Some chunks of a tile of rows. form: (of `_add_blocks`, its rows)."""
     (kind, way, laid), n = form
     totals, share = a[TOTALS] + row * PANEL * 4, share_of(a, row, n, kind)
-    partial, n_columns = a[PARTIAL] + row * PARTIAL_BYTES, columns_of(kind, FEW, laid)
+    partial, n_columns = a[PARTIAL] + row * PARTIAL_BYTES, columns_of((kind, FEW, laid))
     for chunk in range(span[0], span[1]):
         x, sums = inputs_at(a, (row, n), chunk, way)
         values = a[VALUES] + (chunk - span[0]) * laid_bytes(laid)
         ahead = part_of(share, a[RECORDS], (chunk, 0, 1))
         for column in range(0, PANEL // WIDTH, n_columns):
-            at = x, sums, a[RECORDS], chunk, column * WIDTH, totals, partial
-            add_laid(at, kind, n, laid, values)
+            at = x, sums, a[RECORDS], chunk, column * WIDTH, totals, partial, values
+            add_laid(at, (kind, n, laid))
             for quarter in range(column, column + n_columns):
                 fetch_quarter(ahead, quarter)
         end_chunk(a, (row, n), chunk, kind, partial)

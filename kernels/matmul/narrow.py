@@ -153,8 +153,8 @@ def pack_parts(weight: Tensor | Quantized, bias: Tensor | None = None) -> Narrow
 
 
 def _block_task(kind: str, way: str) -> int:
-    if HAS_TILES and way in narrow_tiles.TASKS:
-        return narrow_tiles.TASKS[way](kind)
+    if HAS_TILES and way in narrow_tiles.WAYS:
+        return narrow_tiles.block_task(kind, way)
     return (laid_sums if way in laid_sums.LAID else narrow_sums).block_task(kind, way)
 
 

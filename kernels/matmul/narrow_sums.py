@@ -152,8 +152,8 @@ def add_span(a: Any, row: int, span: Any, form: Any) -> None:
     totals, partial = a[TOTALS] + row * PANEL * 4, a[PARTIAL] + row * PARTIAL_BYTES
     for chunk in range(span[0], span[1]):
         x, sums = inputs_at(a, (row, n), chunk, way)
-        for first in range(0, PANEL, columns_of(kind, n, way) * WIDTH):
-            add_chunk((x, sums, a[RECORDS], chunk, first, totals, partial), kind, n, way)
+        for first in range(0, PANEL, columns_of((kind, n, way)) * WIDTH):
+            add_chunk((x, sums, a[RECORDS], chunk, first, totals, partial), (kind, n, way))
         end_chunk(a, (row, n), chunk, kind, partial)
 
 
@@ -178,7 +178,7 @@ def end_chunk(a: Any, rows: Any, chunk: int, kind: Any, partial: int) -> None:
     if (chunk + 1) % per_block == 0:
         begin = chunk + 1 - per_block
         sums = a[SUMS] + (row * (a[N_IN] // CHUNK) + begin * n) * FIELD_BYTES
-        end_block((0, sums, a[RECORDS], begin, 0, a[TOTALS] + row * PANEL * 4, partial), kind, n)
+        end_block((0, sums, a[RECORDS], begin, 0, a[TOTALS] + row * PANEL * 4, partial), (kind, n))
 
 
 @inlined

@@ -68,60 +68,32 @@ SUMS_BYTES = TILE_ROWS * STEP_BYTES  # of a product of tiles
 ROW_BYTES = CHUNK * 2  # of a row's inputs to a chunk
 
 
-@functools.cache
-def block_task(kind: str) -> int:
-    """Address of what adds one panel's products with blocks of that type; of fp8, inputs as they are."""
-
-    def items(address: int) -> None:
-        _add_blocks(long_pointer(address), (kind, OF_TILES, _do_joined, 1, 8), (CHUNK, 1))
-
-    return threads.compile_task(items)
+# What products of a part are of -> the same of few rows, which are left to vectors; "": none are.
+WAYS = {OF_TILES: "", OF_UNITS: OF_BYTES, OF_BYTES: OF_BYTES, OF_A8: OF_A8}
 
 
 @functools.cache
-def unit_task(kind: str) -> int:
-    """The same of a type whose numbers are multiplied in whole units."""
+def block_task(kind: str, way: str) -> int:
+    """Address of what adds one panel's products with blocks of that type; way: one of WAYS.
+
+    Of fp8 inputs are as they are; numbers that are multiplied in bytes have groups of 32 inputs.
+    """
+    of_few = WAYS[way]
 
     def items(address: int) -> None:
         a = long_pointer(address)
-        if a[N_ROWS] > VECTOR_ROWS:
+        if way == OF_TILES:
+            _add_blocks(a, (kind, OF_TILES, _do_joined, 1, 8), (CHUNK, 1))
+        elif a[N_ROWS] <= VECTOR_ROWS:
+            add_blocks(a, kind, of_few, VECTOR_ROWS)
+        elif way == OF_UNITS:
             _add_blocks(a, (kind, OF_UNITS, _do_units, 1, 4), (group_of(kind), 8))
-        else:
-            add_blocks(a, kind, OF_BYTES, VECTOR_ROWS)
-
-    return threads.compile_task(items)
-
-
-@functools.cache
-def byte_task(kind: str) -> int:
-    """The same of a type whose numbers are multiplied in bytes, and whose groups are of 32 inputs."""
-
-    def items(address: int) -> None:
-        a = long_pointer(address)
-        if a[N_ROWS] > VECTOR_ROWS:
+        elif way == OF_BYTES:
             _add_blocks(a, (kind, OF_SIGNED, _do_bytes, 2, 8), (CHUNK // 2, 8))
         else:
-            add_blocks(a, kind, OF_BYTES, VECTOR_ROWS)
-
-    return threads.compile_task(items)
-
-
-@functools.cache
-def a8_task(kind: str) -> int:
-    """The same with inputs of eight bits: each row is one of a tile."""
-
-    def items(address: int) -> None:
-        a = long_pointer(address)
-        if a[N_ROWS] > VECTOR_ROWS:
             _add_blocks(a, (kind, OF_A8_SIGNED, _do_a8, 1, 8), (group_of(kind) // 2, 8))
-        else:
-            add_blocks(a, kind, OF_A8, VECTOR_ROWS)
 
     return threads.compile_task(items)
-
-
-# By what products of a part are of.
-TASKS = {OF_TILES: block_task, OF_UNITS: unit_task, OF_BYTES: byte_task, OF_A8: a8_task}
 
 
 @inlined
@@ -163,7 +135,7 @@ def _add_rows(a: Any, rows: Any, span: Any, form: Any) -> None:
     for step in range(span[0], span[1] + 3):
         if rows[1] == 0 and step < span[1]:
             values = a[VALUES] + (step & last) * laid_bytes(way)
-            lay_chunk((0, 0, a[RECORDS], step, 0, 0, 0), kind, way, values)
+            lay_chunk((0, 0, a[RECORDS], step, 0, 0, 0, values), (kind, way))
         if step > span[0]:
             values = a[VALUES] + (step - 1 & last) * laid_bytes(way)
             do_chunk(a, (rows, step - 1, span), (values, fetch), form)
@@ -300,7 +272,8 @@ def _scale(a: Any, at: Any, done: Any, form: Any) -> None:
     partial = a[PARTIAL] + (row & TILE_ROWS - 1) * STEP_BYTES
     fields = a[SUMS] + (row * (a[N_IN] // CHUNK) + chunk * n) * FIELD_BYTES
     for first in range(begin, end, WIDTH):
-        place = 0, fields, a[RECORDS], chunk, first, a[TOTALS] + row * STEP_BYTES, partial
-        scale_group(place, (kind, n, way, group[0]), sums + of_product * n_lines * STEP_BYTES)
+        found = sums + of_product * n_lines * STEP_BYTES
+        at = 0, fields, a[RECORDS], chunk, first, a[TOTALS] + row * STEP_BYTES, partial, found
+        scale_group(at, (kind, n, way, group[0]))
     if group[1] == 1 and end == PANEL:
         end_chunk(a, (row, n), chunk, kind, partial)

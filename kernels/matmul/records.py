@@ -6,20 +6,19 @@ Where codes and groups' bytes lie in a block is what `block_places.py` says.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 from torch import Tensor
 
 from slipstream.kernels import threads
 from slipstream.kernels.compiled import (
     address_of,
+    constant,
     emits,
     fetch_add,
     inlined,
@@ -95,7 +94,8 @@ def _run(task: int, address: int, n_threads: int) -> None:
     threads.run(task, address, n_threads)
 
 
-def _constants(kind: str) -> tuple[int, ...]:
+@constant
+def constants_of(kind: str) -> tuple[int, ...]:
     """What the loops below need of a type, as constants to the compiler."""
     form = LAYOUTS[kind]
     half = -1 if form.half_at is None else form.half_at
@@ -130,26 +130,10 @@ def _factor_of(b: Any, g: Any, kind: Any, which: Any) -> Any:
     return lambda b, g, kind, which: chosen(b, g)
 
 
-def _words(kind: str) -> tuple[int, ...]:
+@constant
+def _words_of(kind: str) -> tuple[int, ...]:
     """`code_bytes.words_of`, one behind the other."""
     return tuple(number for word in words_of(LAYOUTS[kind].bits) for number in word)
-
-
-def _as_constants(find: Callable[[str], tuple[int, ...]]) -> Callable[[str], tuple[int, ...]]:
-    """What a function finds for a type, in compiled code."""
-
-    def of_kind(typing: Any, kind: Any) -> Any:
-        found = find(kind.literal_value)
-
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            return cgutils.pack_array(builder, [ir.IntType(64)(value) for value in found])
-
-        return types.UniTuple(types.int64, len(found))(kind), generate
-
-    return intrinsic(prefer_literal=True)(of_kind)  # type: ignore[no-any-return]
-
-
-constants_of, _words_of = _as_constants(_constants), _as_constants(_words)
 
 
 @emits(types.int64)

@@ -56,8 +56,8 @@ def fetched(kind: str, n_rows: int, way: str, monkeypatch: pytest.MonkeyPatch) -
 
     @numba.njit
     def multiply() -> None:
-        for first in range(0, PANEL, columns_of(kind, rows, way) * WIDTH):
-            add_chunk((others, others, first_record, 0, first, others, others), kind, rows, way)
+        for first in range(0, PANEL, columns_of((kind, rows, way)) * WIDTH):
+            add_chunk((others, others, first_record, 0, first, others, others), (kind, rows, way))
 
     multiply()
     return counts
