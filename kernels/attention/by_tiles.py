@@ -40,6 +40,7 @@ from slipstream.kernels.compiled import (
     inlined,
     int_pointer,
     long_pointer,
+    on_line,
     prefetch,
     routine,
     shifted,
@@ -76,7 +77,7 @@ def scratch(n_slots: int, d_head: int, d_value: int) -> Any:
     n_words = n_slots * (d_head // 2 + d_value + WORDS + LANES + 1) + BLOCK * LANES + BLOCK * (d_value // 2)
     floats = np.empty(n_words + LANES * d_value + 16, np.float32)
     longs = np.empty(2 * ITEM_ROWS, np.int64)
-    queries = float_pointer((floats.ctypes.data + LINE - 1) // LINE * LINE)
+    queries = float_pointer(on_line(floats.ctypes.data))
     totals = shifted(queries, n_slots * (d_head // 2))
     scores = shifted(totals, n_slots * d_value)
     weights = shifted(scores, BLOCK * LANES)
@@ -122,7 +123,7 @@ def start(a: Any, item: Any, stores: Any, place: Any) -> None:
                 row, member = row + 1, 0
         end_slot = first_slot + slots_of(n_lanes, FILLING)
         for at in range(first_slot // LANES * tile_words, end_slot // LANES * tile_words, LANES * LANES):
-            turn(shifted(queries, at), np.int64(LANES), shifted(queries, at), np.int64(LANES))
+            turn(shifted(queries, at))
         first_slot = end_slot
 
 
@@ -278,7 +279,7 @@ def _soften(a: Any, tile: Any, rows: Any, memory: Any, beside: Any) -> None:
     share = _share(beside, BLOCK // LANES)
     for i in range(0, BLOCK * LANES, LANES * LANES):
         _fetch(beside, i // (LANES * LANES), share)
-        turn(shifted(scores, i), np.int64(LANES), shifted(scores, i), np.int64(LANES))
+        turn(shifted(scores, i))
     nothing, none = splat(LEAST), splat(np.float32(0))
     row, member = first_lane // group, first_lane % group
     for lane in range(min(end_lane - first_lane, LANES)):

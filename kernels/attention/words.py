@@ -70,18 +70,16 @@ _ODD_QUARTERS = [lane for q in (1, 3, 5, 7) for lane in _QUARTERS[q]]
 
 
 @emits(types.void)
-def turn(builder: ir.IRBuilder, source: Any, stride: Any, target: Any, target_stride: Any) -> None:
-    """Write the columns of sixteen rows of sixteen words as rows. source, target: pointers to float32."""
-    long = ir.IntType(64)
+def turn(builder: ir.IRBuilder, rows_at: Any) -> None:
+    """Sixteen rows of sixteen words become their columns, in the same place. rows_at: pointer to float32."""
 
-    def place(pointer: Any, step: Any, i: int) -> Any:
-        at = builder.gep(pointer, [builder.mul(step, long(i))])
-        return builder.bitcast(at, FLOATS.as_pointer())
+    def place(i: int) -> Any:
+        return builder.bitcast(builder.gep(rows_at, [ir.IntType(64)(WIDTH * i)]), FLOATS.as_pointer())
 
     def both(a: Any, b: Any, takes: Any) -> Any:
         return [builder.shuffle_vector(a, b, ir.Constant(INTS, take)) for take in takes]
 
-    rows = [builder.load(place(source, stride, i), align=4) for i in _LANES]
+    rows = [builder.load(place(i), align=4) for i in _LANES]
     # Vector 2 i + h: columns 2 h and 2 h + 1 of each quarter, of rows 2 i and 2 i + 1 in turn.
     pairs = [v for i in range(0, WIDTH, 2) for v in both(rows[i], rows[i + 1], _unpacked(1))]
     # Vector 4 i + c: column c of each quarter, rows 4 i … 4 i + 3.
@@ -95,4 +93,4 @@ def turn(builder: ir.IRBuilder, source: Any, stride: Any, target: Any, target_st
         b = both(fours[8 + c], fours[12 + c], (_EVEN_QUARTERS, _ODD_QUARTERS))
         for odd in range(2):
             for high, column in enumerate(both(a[odd], b[odd], (_EVEN_QUARTERS, _ODD_QUARTERS))):
-                builder.store(column, place(target, target_stride, 4 * (odd + 2 * high) + c), align=4)
+                builder.store(column, place(4 * (odd + 2 * high) + c), align=4)
