@@ -32,12 +32,7 @@ def of_attention(
     n_heads, n_kv, d = heads
     every = Sequences([n_past + N_ROWS, n_past + 300, 90], inputs.device, PAGE_SIZE)
     shape = every.n_pages, n_kv, PAGE_SIZE
-    keys, values = (
-        inputs.put(_stored(torch.randn((*shape, width), generator=inputs.g), coded=coded))
-        for width in (d, d_value or d)
-    )
-    if coded and keys.dtype == inputs.dtype:
-        keys, values = keys.to(torch.float8_e4m3fn), values.to(torch.float8_e4m3fn)
+    keys, values = (inputs.stored(*shape, width, coded=coded) for width in (d, d_value or d))
     q, company = inputs.normal(N_ROWS, n_heads, d), inputs.normal(12, n_heads, d)
     sinks = torch.randn(n_heads, generator=inputs.g).to(inputs.device) if sunk else None
 
@@ -64,11 +59,6 @@ def _seeing(spans: PagedRows, own: slice, images: Sequence[tuple[int, int]]) -> 
         within = (places[own] >= begin) & (places[own] < end)
         wholes[own] = torch.where(within[:, None], wholes.new_tensor([begin, end]), wholes[own])
     return replace(spans, wholes=wholes.int())
-
-
-def _stored(x: Tensor, *, coded: bool) -> Tensor:
-    """Values that a store holds."""
-    return x.to(torch.float8_e4m3fn).float() if coded else x
 
 
 CASES: Mapping[str, Make] = {

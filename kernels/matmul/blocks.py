@@ -28,6 +28,15 @@ def block_sizes(kind: str) -> tuple[int, int]:
     return n_values, n_bytes
 
 
+def in_order(columns: Tensor, order: Tensor | None) -> Tensor:
+    """Stored columns, [n, in_features], each at its input. order: [in_features] int64; None: as they are."""
+    if order is None:
+        return columns
+    ordered = torch.empty_like(columns)
+    ordered[:, order] = columns
+    return ordered
+
+
 @dataclass(frozen=True, slots=True)
 class BlockWeight:
     """A matrix in one of GGUF's block types, its bytes as the file holds them.
@@ -79,12 +88,7 @@ class BlockWeight:
         """The values of some outputs, [n, in_features]. token_ids: [n] integers from 0 on, below out_features."""
         if self.data.is_meta:
             return torch.empty((len(token_ids), self.shape[1]), dtype=self.dtype, device=self.device)
-        values = self._values(token_ids)
-        if self.order is None:
-            return values
-        ordered = torch.empty_like(values)
-        ordered[:, self.order] = values
-        return ordered
+        return in_order(self._values(token_ids), self.order)
 
     def _values(self, rows: Tensor) -> Tensor:
         """The same with columns as they are stored."""

@@ -9,14 +9,13 @@ scale the sums, so that values are not rounded at all.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from slipstream.kernels.matmul.blocks import BlockWeight
+from slipstream.kernels.matmul.blocks import BlockWeight, in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +50,7 @@ class Int4Weight:
         grouped = codes.view(n_out, self.scales.shape[1], -1)  # [n_out, n_groups, n_in / n_groups]
         wide = grouped.to(torch.float32)
         wide.sub_(self.zeros[:, :, None]).mul_(self.scales[:, :, None])
-        values = wide.view(n_out, n_in).to(self.dtype)
-        if self.order is None:
-            return values
-        ordered = torch.empty_like(values)
-        ordered[:, self.order] = values
-        return ordered
+        return in_order(wide.view(n_out, n_in).to(self.dtype), self.order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,18 +180,10 @@ def _below(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _joined_blocks(parts: Sequence[Tensor | Quantized]) -> JoinedWeight | None:
-    apart = list(_apart(parts))
+    apart = [one for part in parts for one in (part.parts if isinstance(part, JoinedWeight) else (part,))]
     if not any(isinstance(part, BlockWeight) for part in apart):
         return None
     return JoinedWeight(tuple(apart))  # apart, as parts of one kind would have to be copied to lie together
-
-
-def _apart(
-    parts: Sequence[Tensor | Quantized],
-) -> Iterator[Tensor | Int4Weight | ByteWeight | BlockWeight]:
-    return itertools.chain.from_iterable(
-        part.parts if isinstance(part, JoinedWeight) else (part,) for part in parts
-    )
 
 
 def _joined_int4(parts: Sequence[Tensor | Quantized]) -> Int4Weight | None:

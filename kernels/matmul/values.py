@@ -28,6 +28,7 @@ from slipstream.kernels.compiled import (
     shifted,
 )
 from slipstream.kernels.cpu_features import missing
+from slipstream.kernels.matmul.blocks import block_sizes
 from slipstream.kernels.matmul.formats import CHUNK, FORMATS
 from slipstream.kernels.matmul.records import code_of, constants_of, factor_of
 from slipstream.kernels.vector import WIDTH, load, splat, store
@@ -50,20 +51,13 @@ def values(data: Tensor, kind: str, rows: Tensor, dtype: torch.dtype) -> Tensor:
     """
     form = FORMATS[kind]
     data, rows = data.contiguous(), rows.to(torch.int64).contiguous()
-    n_blocks = data.shape[1] // _block_bytes(kind)
+    n_blocks = data.shape[1] // block_sizes(kind)[1]
     out = torch.empty((len(rows), n_blocks * form.block), dtype=dtype)
     addresses = data.data_ptr(), rows.data_ptr(), out.data_ptr(), _numbers(kind).ctypes.data
     n_threads = threads.available() if out.numel() >= SERIAL_BELOW else 1
     if _run(addresses, (len(rows), n_blocks, len(data)), _task(kind, dtype), n_threads):
         raise IndexError(f"rows are numbered from 0 to {len(data) - 1}, one of {rows.tolist()} is not")
     return out
-
-
-@functools.cache
-def _block_bytes(kind: str) -> int:
-    from slipstream.kernels.matmul.blocks import block_sizes  # which reads rows with this module
-
-    return block_sizes(kind)[1]
 
 
 @functools.cache
@@ -109,14 +103,7 @@ def _scale(b: Any, g: int, half: int, n_factors: int, kind: Any) -> Any:
 @inlined
 def _block(b: Any, numbers: Any, room: Any, out: Any, kind: Any) -> None:
     """The values of one block. room: of 16 floats."""
-    constants = constants_of(kind)
-    block, half, second, n_factors, n_minima = (
-        constants[1],
-        constants[3],
-        constants[4],
-        constants[5],
-        constants[6],
-    )
+    _, block, _, half, second, n_factors, n_minima, _, _, _, _, _ = constants_of(kind)
     n_groups = max(n_factors, 1)
     for chunk in range(block // CHUNK):
         for h in range(2):

@@ -27,10 +27,7 @@ def of_latent_attention(
     """widths: heads, of a latent, of what is rotated. coded: latents in float8."""
     n_heads, d_latent, d_rope = widths
     every = Sequences([n_past + N_ROWS, n_past + 300, 90], inputs.device)
-    drawn = torch.randn(every.n_pages, PAGE_SIZE, d_latent + d_rope, generator=inputs.g)
-    latents = inputs.put(drawn.to(torch.float8_e4m3fn).float() if coded else drawn)
-    if coded and latents.dtype == inputs.dtype:
-        latents = latents.to(torch.float8_e4m3fn)
+    latents = inputs.stored(every.n_pages, PAGE_SIZE, d_latent + d_rope, coded=coded)
     q, q_rope = inputs.normal(N_ROWS, n_heads, d_latent), inputs.normal(N_ROWS, n_heads, d_rope)
     beside, beside_rope = inputs.normal(12, n_heads, d_latent), inputs.normal(12, n_heads, d_rope)
     scale = (d_latent + d_rope) ** -0.5

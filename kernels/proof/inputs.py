@@ -33,6 +33,14 @@ class Inputs:
         x = x.to(dtype or self.dtype)
         return (x.double() if self._wide else x).to(self.device)
 
+    def stored(self, *shape: int, coded: bool) -> Tensor:
+        """What a store of keys or values holds. coded: in float8; its values, where floats are held in float64."""
+        drawn = torch.randn(shape, generator=self.g)
+        if not coded:
+            return self.put(drawn)
+        codes = drawn.to(torch.float8_e4m3fn)
+        return self.put(codes.float()) if self._wide else codes.to(self.device)
+
     def column(self, values: Sequence[float], n_rows: int, dtype: torch.dtype) -> Tensor:
         """[n_rows] of `dtype` as it is: the values again and again."""
         repeated = itertools.islice(itertools.cycle(values), n_rows)
