@@ -151,9 +151,8 @@ class Slot:
     images: Sequence[PlacedImage] = NO_IMAGES  # of the prompt, as the target sees them
     draft_images: Sequence[PlacedImage] = NO_IMAGES  # as a draft model does, if it sees any
     prediction: tuple[int, ...] = ()  # tokens of the text the caller expects
-    constraint: Constraint | CutThinking | None = (
-        None  # what the reply may be; it has seen the reply's tokens
-    )
+    # What the reply may be; it has seen the reply's tokens.
+    constraint: Constraint | CutThinking | None = None
     # Of the prompt's tokens from the second on, as far as computed; None if not requested, or once they are sent.
     prompt_logprobs: list[Logprob] | None = None
     judged: dict[int, Logprob] = field(default_factory=dict)  # of the reply's tokens by number, if asked for
