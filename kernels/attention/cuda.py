@@ -85,9 +85,9 @@ def attention(
     Raises ValueError for heads that are no multiple of 8, or of 16 where keys and values are float8, or wider than 512,
     and for values wider than keys.
     """
+    _check(q, keys, values)
     check_attention(q, values, spans, window, sinks)
     check_batch(spans, q, keys, values)
-    _check(q, keys, values)
     return _run(q, keys, values, spans, sinks, scale, min(window or NO_WINDOW, NO_WINDOW))
 
 

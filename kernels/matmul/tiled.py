@@ -6,13 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slipstream.kernels.compiled import refuses as refuses
 from slipstream.kernels.matmul.packed import Packed
 from slipstream.kernels.matmul.quantized import Quantized, widened
 from slipstream.kernels.matmul.reference import PlainWeight
 from slipstream.kernels.matmul.reference import take_rows as take_rows
 
 TILE = 16
+
+
+def refuses(device: torch.device, dtype: torch.dtype) -> str | None:
+    return None if dtype in (torch.float32, torch.bfloat16) else "float32 and bfloat16 only"
 
 
 def pack(weight: Tensor | Quantized, bias: Tensor | None = None) -> Packed:
