@@ -86,8 +86,8 @@ def attention(
     and for values wider than keys.
     """
     _check(q, keys, values)
-    check_attention(q, values, spans, window, sinks)
     check_batch(spans, q, keys, values)
+    check_attention(q, values, spans, window, sinks)
     return _run(q, keys, values, spans, sinks, scale, min(window or NO_WINDOW, NO_WINDOW))
 
 
