@@ -17,5 +17,5 @@ def test_a_step_with_a_draft_is_read_from_its_plan_to_its_end(capsys: pytest.Cap
     functions = {one for one in names if ".py " in one}
     assert (n_types, n_functions) == (len(types), len(functions))
     assert n_files == len({one.split()[0] for one in functions})
-    assert {"core/engine.py Engine.step", "speculate/text/suffix.py Suffix.draft"} <= functions
+    assert {"core/engine.py Engine.step", "speculate/text/suffix.py Suffix.guess"} <= functions
     assert "slipstream.engine.speculate.drafter.Draft" in types
