@@ -16,6 +16,7 @@ from slipstream.engine.models.captured import Capturing
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.decide.account import Account
 from slipstream.engine.speculate.decide.asking import Asking
+from slipstream.engine.speculate.decide.rest import Rest
 from slipstream.engine.speculate.decide.survival import Shadows, Survival, grades
 from slipstream.engine.speculate.decide.value import Lengths, Pass, worth
 from slipstream.engine.speculate.drafter import (
@@ -65,6 +66,7 @@ class Chain:
         self.guard = Guard([one.name for one in drafters], networks, now)
         self.account = Account(self.guard, [one.name for one in self._on_device], lengths, self._survival)
         self._asking = Asking(self.guard, lengths, self._survival, self.account, self._reader_names)
+        self._rest = Rest(self.account, lengths.allowance)
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -121,6 +123,8 @@ class Chain:
         return drafts
 
     def _chosen(self, wants: Sequence[Want], coming: Pass, tails: Tails | None) -> Drafts | None:
+        if self._rest.holds(wants, coming):
+            return Drafts(self._explained(wants, {}))
         self.account.start()
         self.lengths.allowance.start()
         if self.lengths.measures_plain(coming):
@@ -310,6 +314,7 @@ class Chain:
                 for name in self._shadows.judge(one.slot, one.draft.sources[: one.n_accepted]):
                     self.lengths.allowance.refund(one.slot, name)
                     self._asking.prove(name, one.slot)
+                    self._rest.end()
         for reader in self._readers:
             self._accept(reader, [one for one in kept if reader.name in one.draft.sources])
         for network in self._on_device:

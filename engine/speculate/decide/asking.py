@@ -20,9 +20,6 @@ from slipstream.engine.speculate.drafter import NO_DRAFT, DeviceDrafter, Draft, 
 from slipstream.engine.speculate.guard import Guard
 
 _TRIAL = 2  # tokens asked of a drafter that promises too little
-# Passes of a period. Once in each a slot is weighed for a drafter that promises it too little: periods are the same for
-# all slots, so that most passes weigh nothing.
-_PERIOD = 8
 
 
 class Asking:
@@ -102,7 +99,7 @@ class Asking:
                     and allowance.pays(*trial)
                 ):
                     if not len(known):
-                        self._rests[drafter.name, want.slot.id] = self._account.n_passes // _PERIOD
+                        self._rests[drafter.name, want.slot.id] = self._account.period
                     continue
                 n, made_s = _TRIAL, draft_s(_TRIAL)
             # A draft worth making is asked for at the request's least length, or it would be thrown away.
@@ -113,7 +110,7 @@ class Asking:
 
     def _able(self, drafter: DeviceDrafter, served: Sequence[Want]) -> list[Want]:
         """The wants that it is weighed for: it rests where it promised too little a moment ago."""
-        period = self._account.n_passes // _PERIOD
+        period = self._account.period
         rests = {
             slot_id
             for (name, slot_id), last in self._rests.items()
