@@ -307,7 +307,8 @@ class Chain:
     def accept(self, kept: Sequence[Kept]) -> None:
         """Learn how good the guesses were, and hand the drafters what each slot of the pass gained.
 
-        A network gets all of it, a text drafter only passes that verified its tokens; the rest it reads off the slot.
+        A network gets that of the slots it follows, a text drafter only passes that verified its tokens; it reads the
+        rest off the slot.
         """
         with self.guard.spared():
             for one in kept:
@@ -318,7 +319,7 @@ class Chain:
         for reader in self._readers:
             self._accept(reader, [one for one in kept if reader.name in one.draft.sources])
         for network in self._on_device:
-            self._accept(network, kept)
+            self._accept(network, [one for one in kept if network.follows(one.slot)])
 
     def _accept(self, drafter: Drafter, kept: Sequence[Kept]) -> None:
         if followed := self.guard.served(drafter.name, kept):
