@@ -114,6 +114,19 @@ def test_a_wrong_block_costs_nothing_but_its_pass(plain: list[int]) -> None:
     assert 0 < done.speculation.n_accepted < done.speculation.n_drafted
 
 
+def test_a_draft_waits_for_no_copy_to_the_device(plain: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.tensor` on a GPU copies from memory that is not pinned, and waits for the block's pass to end."""
+
+    def waits(*_: object, **__: object) -> Tensor:
+        raise AssertionError("a copy that waits for the device")
+
+    toy = engine_with(ToyBlock(ToyNetwork()), n_slots=1)
+    monkeypatch.setattr(torch, "tensor", waits)
+    tokens, done = play(toy, "a", types=("draft",), n_max=16)
+    assert tokens == plain
+    assert done.speculation.drafters["draft"].n_accepted > 10
+
+
 def test_each_row_is_corrected_by_the_token_picked_before_it(plain: list[int]) -> None:
     head = ToyBlock(ToyNetwork())
     asked: list[int] = []

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import torch
+import numpy as np
 from torch import Tensor
 
-from slipstream.engine.batch import Batch, Span
+from slipstream.engine.batch import Batch, Span, upload
 from slipstream.engine.cache.cache import Cache
 from slipstream.engine.cache.store import Store
 from slipstream.engine.frames import wanted
@@ -105,9 +105,9 @@ class DraftBlock(DeviceDrafter):
         device = self._backlog.store.device
         spans = [self._block(wants[i].slot) for i in able]
         logits, hidden = self._run(self._backlog.batch(spans))
-        firsts = [nth * self._head.n_drafts for nth in range(len(able))]
-        places = torch.tensor(firsts, dtype=torch.int64, device=device)  # [n_active]: rows of `logits`
-        anchors = torch.tensor([span.token_ids[0] for span in spans], dtype=torch.int64, device=device)
+        firsts = np.arange(len(able)) * self._head.n_drafts
+        first_ids = np.array([span.token_ids[0] for span in spans], np.int64)
+        places, anchors = upload((firsts, first_ids), device)  # [n_active] each: rows of `logits`, tokens
 
         def corrected(previous: Tensor) -> Rows:
             """previous: [n_active] int64, the tokens before."""
