@@ -124,10 +124,8 @@ class Asking:
         if not drafter.reads_text:
             self._account.note(slots, "network_too_slow")
 
-    def _promised(
-        self, drafter: DeviceDrafter, wants: Sequence[Want]
-    ) -> list[Floats]:  # [at most n_max] each
-        """Survivals expected of a drafter for each want before it is asked."""
+    def _promised(self, drafter: DeviceDrafter, wants: Sequence[Want]) -> list[Floats]:
+        """Survivals expected of a drafter for each want before it is asked, [at most n_max]."""
         lengths = [min(want.n_max, drafter.longest) for want in wants]
         known = self._survival.expected(drafter.name, [want.slot for want in wants], max(lengths, default=0))
         return [

@@ -21,9 +21,9 @@ class Rest:
 
     def __init__(self, account: Account, allowance: Allowance) -> None:
         self._account, self._allowance = account, allowance
-        self._asking: tuple[Pass, list[Slot]] | None = None  # in the pass that was decided last
-        self._since = 0  # that pass, and its period
-        self._period = 0
+        # The pass that was decided last, and who asked: its number among all passes, and its period.
+        self._asking: tuple[Pass, list[Slot]] | None = None
+        self._since = self._period = 0
 
     def holds(self, wants: Sequence[Want], coming: Pass) -> bool:
         """Whether the coming pass has no drafts, as the one before it; if not, it is decided."""
