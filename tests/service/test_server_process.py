@@ -96,7 +96,8 @@ def test_metrics_grow_by_what_replies_tell(client: openai.OpenAI, server: Runnin
     assert reply.usage is not None
     timings = (reply.model_extra or {})["timings"]
     expected = {
-        "drafted": before["drafted"] + timings["draft_n"],
+        "drafted": before["drafted"]
+        + timings.get("draft_n", 0),  # drafts may not pay while others want the cores
         "generated": before["generated"] + reply.usage.completion_tokens,
     }
     give_up = time.monotonic() + 60  # the last step's figures may come a moment after its text

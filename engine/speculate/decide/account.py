@@ -13,13 +13,15 @@ from collections.abc import Iterable, Sequence
 from slipstream.engine.drafting import DrafterState, Drafting, Outcome, Treatment, WhyNot
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.decide.survival import MOST_PLACES, Survival
-from slipstream.engine.speculate.decide.trials import PERIOD
 from slipstream.engine.speculate.decide.value import Lengths
 from slipstream.engine.speculate.drafter import Drafts, Want
 from slipstream.engine.speculate.guard import Guard
 
 log = logging.getLogger(__name__)
 
+# Passes of a period. Once in each a slot is weighed for a drafter that promises it too little: periods are the same for
+# all slots, so that most passes weigh nothing.
+_PERIOD = 8
 _GROWTH = 2.0 ** (1 / 256)  # of a pass's weight, from one to the next
 _MOST_WEIGHT = 1e100
 _OFF_S = 30.0  # seconds of work without a draft token that are worth a line in the log
@@ -58,7 +60,7 @@ class Account:
     @property
     def period(self) -> int:
         """Of the coming pass."""
-        return self.n_passes // PERIOD
+        return self.n_passes // _PERIOD
 
     def start(self) -> None:
         """Another pass is decided, or the same anew. Drafts that were read since are of an earlier pass."""

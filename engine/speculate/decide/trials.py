@@ -23,9 +23,6 @@ from dataclasses import dataclass
 
 from slipstream.engine.slot import Slot
 
-# Passes of a period. What is not worth weighing or trying so often is weighed and tried once in each: periods are the
-# same for all slots, so that most passes weigh nothing.
-PERIOD = 8
 _MOST = 4.0  # tokens' time that a drafter can save up
 _SHARE = 0.005  # of the time of plain decoding
 _LEFT = 0.5  # of what a request has left over, that others may use
@@ -101,8 +98,7 @@ class Allowance:
                 return True
             own.due = own.since + math.ceil((seconds - own.seconds) / own.grows)
             self._too_dear[name] = seconds
-        if seconds < PERIOD * own.grows:
-            self.wait = min(self.wait, own.due - len(slot.tokens))
+        self.wait = min(self.wait, own.due - len(slot.tokens))
         return False
 
     def pays(self, slot: Slot, name: str, seconds: float, token_s: float) -> bool:
