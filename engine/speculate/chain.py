@@ -16,7 +16,6 @@ from slipstream.engine.models.captured import Capturing
 from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.decide.account import Account
 from slipstream.engine.speculate.decide.asking import Asking
-from slipstream.engine.speculate.decide.rest import Rest
 from slipstream.engine.speculate.decide.survival import Shadows, Survival, grades
 from slipstream.engine.speculate.decide.value import Lengths, Pass, worth
 from slipstream.engine.speculate.drafter import (
@@ -66,7 +65,6 @@ class Chain:
         self.guard = Guard([one.name for one in drafters], networks, now)
         self.account = Account(self.guard, [one.name for one in self._on_device], lengths, self._survival)
         self._asking = Asking(self.guard, lengths, self._survival, self.account, self._reader_names)
-        self._rest = Rest(self.account, lengths.allowance)
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -123,8 +121,6 @@ class Chain:
         return drafts
 
     def _chosen(self, wants: Sequence[Want], coming: Pass, tails: Tails | None) -> Drafts | None:
-        if self._rest.holds(wants, coming):
-            return Drafts(self._explained(wants, {}))
         self.account.start()
         self.lengths.allowance.start()
         if self.lengths.measures_plain(coming):
@@ -307,19 +303,17 @@ class Chain:
     def accept(self, kept: Sequence[Kept]) -> None:
         """Learn how good the guesses were, and hand the drafters what each slot of the pass gained.
 
-        A network gets that of the slots it follows, a text drafter only passes that verified its tokens; it reads the
-        rest off the slot.
+        A network gets all of it, a text drafter only passes that verified its tokens; the rest it reads off the slot.
         """
         with self.guard.spared():
             for one in kept:
                 for name in self._shadows.judge(one.slot, one.draft.sources[: one.n_accepted]):
                     self.lengths.allowance.refund(one.slot, name)
                     self._asking.prove(name, one.slot)
-                    self._rest.end()
         for reader in self._readers:
             self._accept(reader, [one for one in kept if reader.name in one.draft.sources])
         for network in self._on_device:
-            self._accept(network, [one for one in kept if network.follows(one.slot)])
+            self._accept(network, kept)
 
     def _accept(self, drafter: Drafter, kept: Sequence[Kept]) -> None:
         if followed := self.guard.served(drafter.name, kept):

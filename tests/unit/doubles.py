@@ -48,9 +48,6 @@ class AsNetwork(DeviceDrafter):
     def draft(self, wants: Sequence[Want], tails: Tails | None = None) -> Guesses | None:
         return Ready(self._drafter.draft(wants)) if tails is None else None
 
-    def follows(self, slot: Slot) -> bool:
-        return True
-
     def accept(self, kept: Sequence[Kept]) -> None:
         self._drafter.accept(kept)
 

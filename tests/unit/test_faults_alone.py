@@ -310,7 +310,7 @@ def test_a_fault_in_deciding_about_drafts_costs_drafts_alone(
     def is_hit(*_: object) -> bool:
         nonlocal n_calls
         n_calls += 1
-        return n_calls > 1
+        return n_calls > 3
 
     around(monkeypatch, owner, name, is_hit)
     ways = [*product((False, True), repeat=2)]

@@ -138,9 +138,7 @@ def test_a_trial_that_is_not_read_first_pays_for_the_rows_that_verify_it(
             chain_of(network := AsNetwork(Says("network", [2])), slope=0.02),
             slot_with([1], types=("network",)),
         )
-        monkeypatch.setattr(
-            chain._survival, "expected", lambda name, slots, n: np.full((len(slots), n), 0.01)
-        )
+        monkeypatch.setattr(chain._survival, "expected", lambda name, slot, n: np.full(n, 0.01))
         monkeypatch.setattr(
             chain.lengths.allowance, "pays", lambda slot, name, seconds, token_s: bool(paid.append(seconds))
         )
@@ -205,12 +203,12 @@ def test_what_a_free_drafter_says_after_anothers_guess_is_not_taken_for_its_gues
     ]
     chain = chain_of(copies, AsNetwork(network), slope=0.02)
     slot = slot_with([1], types=("copies", "network"))
-    expected = chain._survival.expected("copies", [slot], 3).tolist()
+    expected = chain._survival.expected("copies", slot, 3).tolist()
     assert len(one_draft(chain, slot)) > 1, "the network's guess was gone on with"
     for token_id in range(40):
         play_on(chain, slot, token_id)
         one_draft(chain, slot)
-    assert chain._survival.expected("copies", [slot], 3).tolist() == expected
+    assert chain._survival.expected("copies", slot, 3).tolist() == expected
 
 
 def test_guesses_that_lost_or_were_not_verified_are_judged_by_the_text() -> None:

@@ -19,9 +19,6 @@ from slipstream.engine.speculate.guard import Guard
 
 log = logging.getLogger(__name__)
 
-# Passes of a period. Once in each a slot is weighed for a drafter that promises it too little: periods are the same for
-# all slots, so that most passes weigh nothing.
-_PERIOD = 8
 _GROWTH = 2.0 ** (1 / 256)  # of a pass's weight, from one to the next
 _MOST_WEIGHT = 1e100
 _OFF_S = 30.0  # seconds of work without a draft token that are worth a line in the log
@@ -57,15 +54,8 @@ class Account:
         self._off_s = 0.0  # seconds of work in such passes since the last draft
         self._is_logged = False
 
-    @property
-    def period(self) -> int:
-        """Of the coming pass."""
-        return self.n_passes // _PERIOD
-
     def start(self) -> None:
         """Another pass is decided, or the same anew. Drafts that were read since are of an earlier pass."""
-        # Whether it has no drafts because no drafter promises enough, and none was asked to find out.
-        self.is_idle = False
         self._has_refused = False  # whether a network promises too little for the coming pass
         self._promising.clear()
         self._noted.clear()
@@ -106,9 +96,7 @@ class Account:
             n_drafted += n
             self._lengths[n] += self._weight
             self._n_lengths[n] += 1
-        is_asked = self._count_asked()
-        outcome = self._outcome(wants, n_drafted, is_asked=is_asked)
-        self.is_idle = not (n_drafted or is_asked or outcome == "plain_measured")
+        outcome = self._outcome(wants, n_drafted, is_asked=self._count_asked())
         self._outcomes[outcome] = self._outcomes.get(outcome, 0.0) + self._weight
         self._n_outcomes[outcome] = self._n_outcomes.get(outcome, 0) + 1
         for name in self._promising:

@@ -20,6 +20,9 @@ from slipstream.engine.speculate.drafter import NO_DRAFT, DeviceDrafter, Draft, 
 from slipstream.engine.speculate.guard import Guard
 
 _TRIAL = 2  # tokens asked of a drafter that promises too little
+# Passes of a period. Once in each a slot is weighed for a drafter that promises it too little: periods are the same for
+# all slots, so that most passes weigh nothing.
+_PERIOD = 8
 
 
 class Asking:
@@ -55,7 +58,7 @@ class Asking:
 
     def promise(self, drafter: DeviceDrafter, wants: Sequence[Want]) -> float:
         """Tokens that a drafter promises in all."""
-        return sum(float(one.sum()) for one in self._promised(drafter, wants))
+        return sum(float(self._promised(drafter, want).sum()) for want in wants)
 
     def asked(
         self, drafter: DeviceDrafter, wants: Sequence[Want], offers: Mapping[int, Draft], coming: Pass
@@ -70,7 +73,7 @@ class Asking:
             if served:
                 self._account.consider(drafter.name, ())
             return []
-        promised = self._promised(drafter, able)
+        promised = [self._promised(drafter, want) for want in able]
         n_unfed = [drafter.n_unfed(want.slot) for want in able]
         free = [offers.get(want.slot.id, NO_DRAFT).survival for want in able]
         depth, takes = self._lengths.depth(drafter.name, free, promised, n_unfed, coming)
@@ -99,7 +102,7 @@ class Asking:
                     and allowance.pays(*trial)
                 ):
                     if not len(known):
-                        self._rests[drafter.name, want.slot.id] = self._account.period
+                        self._rests[drafter.name, want.slot.id] = self._account.n_passes // _PERIOD
                     continue
                 n, made_s = _TRIAL, draft_s(_TRIAL)
             # A draft worth making is asked for at the request's least length, or it would be thrown away.
@@ -110,7 +113,7 @@ class Asking:
 
     def _able(self, drafter: DeviceDrafter, served: Sequence[Want]) -> list[Want]:
         """The wants that it is weighed for: it rests where it promised too little a moment ago."""
-        period = self._account.period
+        period = self._account.n_passes // _PERIOD
         rests = {
             slot_id
             for (name, slot_id), last in self._rests.items()
@@ -124,17 +127,11 @@ class Asking:
         if not drafter.reads_text:
             self._account.note(slots, "network_too_slow")
 
-    def _promised(self, drafter: DeviceDrafter, wants: Sequence[Want]) -> list[Floats]:
-        """Survivals expected of a drafter for each want before it is asked, [at most n_max]."""
-        lengths = [min(want.n_max, drafter.longest) for want in wants]
-        known = self._survival.expected(drafter.name, [want.slot for want in wants], max(lengths, default=0))
-        return [
-            one[:n] if self._may_say_more(drafter, want) else np.zeros(n)
-            for one, n, want in zip(known, lengths, wants, strict=True)
-        ]
-
-    def _may_say_more(self, drafter: DeviceDrafter, want: Want) -> bool:
-        """Whether the slot uses its guesses, and it could know what text drafters have not said."""
+    def _promised(self, drafter: DeviceDrafter, want: Want) -> Floats:  # [at most n_max]
+        """Survivals expected of a drafter before it is asked."""
         if drafter.name not in self._guard.serving(want.slot):
-            return False
-        return not drafter.reads_text or bool(want.after) or not self.is_read(want.slot)
+            return np.zeros(0)
+        n = min(want.n_max, drafter.longest)
+        if drafter.reads_text and not want.after and self.is_read(want.slot):
+            return np.zeros(n)  # it knows nothing that text drafters have not said
+        return self._survival.expected(drafter.name, want.slot, n)

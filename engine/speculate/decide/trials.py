@@ -57,7 +57,6 @@ class Allowance:
         self._too_dear: dict[str, float] = {}  # by drafter, the last trial that could not be paid for
         # What was paid for while a pass is decided: who paid, and what it and others' savings were before.
         self._bought: list[tuple[_Savings, float, float, bool, str, float]] = []
-        self.wait = math.inf  # tokens until any trial can be paid for that could not while a pass is decided
 
     def begin(self, slot_id: int) -> None:
         """The slot has another text."""
@@ -78,7 +77,6 @@ class Allowance:
     def start(self) -> None:
         """Another pass is decided."""
         self._bought.clear()
-        self.wait = math.inf if self._adaptive else 0.0
 
     def undo(self) -> None:
         """The pass is decided later, and what was paid for since `start` will be paid for then."""
@@ -92,14 +90,14 @@ class Allowance:
         if not self._adaptive:
             return True
         own, left = self._savings.get((slot.id, name)), self._left.get(name, 0.0)
-        if own is None or len(slot.tokens) >= own.due or own.seconds + left >= seconds:
-            own = self._counted(slot, name, seconds, token_s)
-            if own.seconds + left >= seconds:
-                return True
+        if own is not None and len(slot.tokens) < own.due and own.seconds + left < seconds:
+            return False
+        own = self._counted(slot, name, seconds, token_s)
+        if own.seconds + left < seconds:
             own.due = own.since + math.ceil((seconds - own.seconds) / own.grows)
             self._too_dear[name] = seconds
-        self.wait = min(self.wait, own.due - len(slot.tokens))
-        return False
+            return False
+        return True
 
     def pays(self, slot: Slot, name: str, seconds: float, token_s: float) -> bool:
         """Whether a drafter can pay for a trial that takes so long; it does so then."""
