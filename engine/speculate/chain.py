@@ -140,6 +140,8 @@ class Chain:
 
     def _trimmed(self, wants: Sequence[Want], offers: Mapping[int, Draft], coming: Pass) -> dict[int, Draft]:
         """As much of each draft as is worth verifying, and at least the request's minimum; or nothing."""
+        if not offers:
+            return {}
         drafted = [want for want in wants if want.slot.id in offers]
         limits = self.lengths.trim([offers[want.slot.id].survival for want in drafted], coming)
         made: dict[int, Draft] = {}
@@ -213,11 +215,11 @@ class Chain:
     def _text_drafts(self, wants: Sequence[Want], coming: Pass) -> dict[int, Draft]:
         """By slot id the best continuation, if any, of those text drafters that pay for being asked."""
         offers: dict[int, Draft] = {}
-        pays, token_s = self.lengths.allowance.pays, self.lengths.token_s(coming)
+        token_s = self.lengths.token_s(coming)
         for drafter in self._readers:
             call_s = self.lengths.costs.draft_s(drafter.name, 0)
             served = self.guard.served(drafter.name, wants)
-            asked = [want for want in served if pays(want.slot, drafter.name, call_s, token_s)]
+            asked = self.lengths.allowance.paying(served, drafter.name, call_s, token_s)
             if not asked:
                 continue
             started = self.now()
@@ -303,7 +305,8 @@ class Chain:
     def accept(self, kept: Sequence[Kept]) -> None:
         """Learn how good the guesses were, and hand the drafters what each slot of the pass gained.
 
-        A network gets all of it, a text drafter only passes that verified its tokens; the rest it reads off the slot.
+        A network gets that of the slots it follows, a text drafter only passes that verified its tokens; it reads the
+        rest off the slot.
         """
         with self.guard.spared():
             for one in kept:
@@ -313,7 +316,7 @@ class Chain:
         for reader in self._readers:
             self._accept(reader, [one for one in kept if reader.name in one.draft.sources])
         for network in self._on_device:
-            self._accept(network, kept)
+            self._accept(network, [one for one in kept if network.follows(one.slot)])
 
     def _accept(self, drafter: Drafter, kept: Sequence[Kept]) -> None:
         if followed := self.guard.served(drafter.name, kept):

@@ -169,7 +169,7 @@ class Drafter(ABC):
         """A new sequence in this slot, or the same sequence starting over from its tokens."""
 
     def accept(self, kept: Sequence[Kept]) -> None:  # noqa: B027
-        """Called after the target's passes. A text drafter is informed only of those that verified its tokens."""
+        """What target passes added to slots. A text drafter is handed only those that verified its tokens."""
 
     def end(self, slot: Slot) -> None:  # noqa: B027
         """The slot's request is over."""
@@ -199,7 +199,7 @@ class DeviceDrafter(Drafter):
 
     longest: int = 64  # tokens a guess can have
     # Residual streams of the target that the drafter reads (`engine.layers.decoder.Taps`). They exist only while the
-    # target computes a token, so a network accepts every pass of the slots that use it. It runs only when it is asked.
+    # target computes a token, so it follows every pass of the slots that use it. It runs only when it is asked.
     taps: tuple[int, ...] = ()
     # Whether it runs no network and guesses from a slot's tokens alone. It then promises nothing where text drafters
     # have been asked, and takes their part behind an unread pass, whose tokens they do not see.
@@ -211,6 +211,10 @@ class DeviceDrafter(Drafter):
     def end(self, slot: Slot) -> None:
         """The slot's request is over; what is kept of it goes, as before another sequence."""
         self.begin(slot)
+
+    def follows(self, slot: Slot) -> bool:
+        """Whether it needs to be handed what a pass has added to the slot (`accept`)."""
+        return True
 
     def n_unfed(self, slot: Slot) -> int:
         """Tokens of the slot that have to be fed before it can guess, were it asked now."""

@@ -169,7 +169,7 @@ def test_slots_on_trial_together_pay_for_one_call_and_each_for_what_it_is_fed(
     network = AsNetwork(Timed(Clock(), "net", 0.0, lambda want: ()))
     chain = chain_of(network, slope=0.0)
     chain.lengths.costs.call_s = lambda *given: (0.28, 0.01, 0.001)  # type: ignore[method-assign]
-    monkeypatch.setattr(chain._survival, "expected", lambda name, slot, n: np.zeros(n))
+    monkeypatch.setattr(chain._survival, "expected", lambda name, slots, n: np.zeros((len(slots), n)))
     monkeypatch.setattr(network, "n_unfed", lambda slot: (0, 300, 350, 300)[slot.id])
     slots = [toy_slot(f"r{i}", [1, 2], slot_id=i, types=("net",), n_max=8) for i in range(3)]
     asked = chain._asking.asked(network, [Want(slot, 8) for slot in slots], {}, Pass(3, 3))

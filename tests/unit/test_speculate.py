@@ -138,7 +138,7 @@ def test_a_trial_that_is_not_read_first_pays_for_the_rows_that_verify_it(
             chain_of(network := AsNetwork(Says("network", [2])), slope=0.02),
             slot_with([1], types=("network",)),
         )
-        monkeypatch.setattr(chain._survival, "expected", lambda name, slot, n: np.full(n, 0.01))
+        monkeypatch.setattr(chain._survival, "expected", lambda name, slots, n: np.full((1, n), 0.01))
         monkeypatch.setattr(
             chain.lengths.allowance, "pays", lambda slot, name, seconds, token_s: bool(paid.append(seconds))
         )
@@ -203,12 +203,12 @@ def test_what_a_free_drafter_says_after_anothers_guess_is_not_taken_for_its_gues
     ]
     chain = chain_of(copies, AsNetwork(network), slope=0.02)
     slot = slot_with([1], types=("copies", "network"))
-    expected = chain._survival.expected("copies", slot, 3).tolist()
+    expected = chain._survival.expected("copies", [slot], 3)[0].tolist()
     assert len(one_draft(chain, slot)) > 1, "the network's guess was gone on with"
     for token_id in range(40):
         play_on(chain, slot, token_id)
         one_draft(chain, slot)
-    assert chain._survival.expected("copies", slot, 3).tolist() == expected
+    assert chain._survival.expected("copies", [slot], 3)[0].tolist() == expected
 
 
 def test_guesses_that_lost_or_were_not_verified_are_judged_by_the_text() -> None:
@@ -239,6 +239,15 @@ def test_a_network_is_told_of_every_pass_and_a_free_drafter_of_those_with_its_ow
     drafts = [Draft((5, 7), ("first", "second")), Draft((9,), ("network",)), Draft((5,), ("first",))]
     chain.accept([Kept(slot, draft, 1) for slot, draft in zip(slots, drafts, strict=True)])
     assert (first.told, second.told, network.told) == ([0, 2], [0], [0, 1])
+
+
+def test_a_network_is_not_handed_passes_of_slots_that_it_does_not_follow() -> None:
+    network = AsNetwork(says := Says("network", [9]))
+    network.follows = lambda slot: slot.id == 1  # type: ignore[method-assign]
+    slots = [slot_with([1], types=("network",), slot_id=i) for i in range(3)]
+    chain_of(network).accept([Kept(slot, Draft(), 0) for slot in slots])
+    assert says.told == [1]
+    assert "network" not in slots[0].stats.drafters
 
 
 def test_drafts_shorter_than_the_minimum_are_thrown_away() -> None:

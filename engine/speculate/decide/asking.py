@@ -58,7 +58,7 @@ class Asking:
 
     def promise(self, drafter: DeviceDrafter, wants: Sequence[Want]) -> float:
         """Tokens that a drafter promises in all."""
-        return sum(float(self._promised(drafter, want).sum()) for want in wants)
+        return sum(float(one.sum()) for one in self._promised(drafter, wants))
 
     def asked(
         self, drafter: DeviceDrafter, wants: Sequence[Want], offers: Mapping[int, Draft], coming: Pass
@@ -73,7 +73,7 @@ class Asking:
             if served:
                 self._account.consider(drafter.name, ())
             return []
-        promised = [self._promised(drafter, want) for want in able]
+        promised = self._promised(drafter, able)
         n_unfed = [drafter.n_unfed(want.slot) for want in able]
         free = [offers.get(want.slot.id, NO_DRAFT).survival for want in able]
         depth, takes = self._lengths.depth(drafter.name, free, promised, n_unfed, coming)
@@ -113,25 +113,33 @@ class Asking:
 
     def _able(self, drafter: DeviceDrafter, served: Sequence[Want]) -> list[Want]:
         """The wants that it is weighed for: it rests where it promised too little a moment ago."""
-        period = self._account.n_passes // _PERIOD
-        rests = {
-            slot_id
-            for (name, slot_id), last in self._rests.items()
-            if name == drafter.name and last == period
-        }
-        self._refuse(drafter, [want.slot for want in served if want.slot.id in rests])
-        return [want for want in served if want.slot.id not in rests]
+        name, period = drafter.name, self._account.n_passes // _PERIOD
+        able: list[Want] = []
+        resting: list[Slot] = []
+        for want in served:
+            if self._rests.get((name, want.slot.id)) == period:
+                resting.append(want.slot)
+            else:
+                able.append(want)
+        self._refuse(drafter, resting)
+        return able
 
     def _refuse(self, drafter: DeviceDrafter, slots: Sequence[Slot]) -> None:
         """Note for these slots that a network promises too little."""
         if not drafter.reads_text:
             self._account.note(slots, "network_too_slow")
 
-    def _promised(self, drafter: DeviceDrafter, want: Want) -> Floats:  # [at most n_max]
-        """Survivals expected of a drafter before it is asked."""
+    def _promised(self, drafter: DeviceDrafter, wants: Sequence[Want]) -> list[Floats]:
+        """Survivals expected of a drafter for each want before it is asked, [at most n_max]."""
+        lengths = [min(want.n_max, drafter.longest) for want in wants]
+        known = self._survival.expected(drafter.name, [want.slot for want in wants], max(lengths, default=0))
+        return [
+            one[:n] if self._may_say_more(drafter, want) else np.zeros(n)
+            for one, n, want in zip(known, lengths, wants, strict=True)
+        ]
+
+    def _may_say_more(self, drafter: DeviceDrafter, want: Want) -> bool:
+        """Whether the slot uses its guesses, and it could know what text drafters have not said."""
         if drafter.name not in self._guard.serving(want.slot):
-            return np.zeros(0)
-        n = min(want.n_max, drafter.longest)
-        if drafter.reads_text and not want.after and self.is_read(want.slot):
-            return np.zeros(n)  # it knows nothing that text drafters have not said
-        return self._survival.expected(drafter.name, want.slot, n)
+            return False
+        return not drafter.reads_text or bool(want.after) or not self.is_read(want.slot)

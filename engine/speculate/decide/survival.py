@@ -194,6 +194,14 @@ class _Deviation:
         self._requests.ended(self._sums[1][0], *self.offsets(self._at))
 
 
+def _survivals(odds: Floats, offsets: Sequence[tuple[float, float]]) -> Floats:  # [n_offsets, n_tokens]
+    """odds: [n_tokens], of a token if those before it are accepted; offsets: what is added to the first, to others."""
+    first, later = np.array(offsets).T
+    own = odds + later[:, None]
+    own[:, 0] += first - later
+    return np.multiply.accumulate(1.0 / (1.0 + np.exp(-own)), axis=1)
+
+
 class Survival:
     """Acceptance estimates for every (slot, drafter)."""
 
@@ -211,24 +219,26 @@ class Survival:
     def of(self, name: str, slot: Slot, grade: Grades) -> Floats:  # [n_tokens], never increasing
         """Probability that each token of a draft is accepted together with all before it. grade: [n_tokens]."""
         odds = self._table(name).odds[grade, _PLACES[: len(grade)]]
-        return self._survival(odds, name, slot, _GRADED if grade[0] else _PLAIN)
+        survivals = _survivals(odds, [self._offsets(name, slot, _GRADED if grade[0] else _PLAIN)])
+        return survivals[0]  # type: ignore[no-any-return]
 
     def places(self, name: str) -> list[PlaceBelief]:
         """What is believed of a drafter's guesses by place, of all slots together."""
         table = self._table(name)
         return [PlaceBelief(*one) for one in zip(_FIRST_PLACES, table.rates[0], table.n_judged, strict=True)]
 
-    def expected(self, name: str, slot: Slot, n: int) -> Floats:  # [n], never increasing
-        """The same before the draft is made, when only its author is known."""
-        return self._survival(self._table(name).odds[0, _PLACES[:n]], name, slot, _PLAIN)
+    def expected(self, name: str, slots: Sequence[Slot], n: int) -> Floats:  # [n_slots, n], never increasing
+        """The same for each slot before its draft is made, when only the author is known."""
+        odds = self._table(name).odds[0, _PLACES[:n]]
+        return _survivals(odds, [self._offsets(name, slot, _PLAIN) for slot in slots])
 
-    def _survival(self, odds: Floats, name: str, slot: Slot, view: int) -> Floats:
-        own, requests = self._deviations.get((slot.id, name)), self._requests.get(name)
-        if requests is not None:
-            first, later = own[view].offsets(len(slot.tokens)) if own else requests[view].usual
-            odds += later
-            odds[0] += first - later
-        return np.multiply.accumulate(1.0 / (1.0 + np.exp(-odds)))
+    def _offsets(self, name: str, slot: Slot, view: int) -> tuple[float, float]:
+        """What a slot adds to the table's log-odds: of the first token, of later tokens."""
+        requests = self._requests.get(name)
+        if requests is None:
+            return 0.0, 0.0
+        own = self._deviations.get((slot.id, name))
+        return own[view].offsets(len(slot.tokens)) if own else requests[view].usual
 
     def judge(self, name: str, slot: Slot, grade: Sequence[int], start: int, n_accepted: int) -> None:
         """Learn from a draft's tokens from place `start` on.

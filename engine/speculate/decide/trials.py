@@ -19,9 +19,11 @@ a drafter that earns nothing is asked only every few tokens, and may miss text t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.engine.slot import Slot
+from slipstream.engine.speculate.drafter import Want
 
 _MOST = 4.0  # tokens' time that a drafter can save up
 _SHARE = 0.005  # of the time of plain decoding
@@ -41,6 +43,10 @@ class _Savings:
     paid: float = 0.0  # seconds, for the last trial
     is_tried: bool = False
     has_earned: bool = False  # anything, by any draft
+
+    def lacks(self, price: float, left: float, n_tokens: int) -> bool:
+        """Whether a trial at this price is known to be too dear. left: what others add; n_tokens: of the slot."""
+        return n_tokens < self.due and self.seconds + left < price
 
 
 class Allowance:
@@ -90,7 +96,7 @@ class Allowance:
         if not self._adaptive:
             return True
         own, left = self._savings.get((slot.id, name)), self._left.get(name, 0.0)
-        if own is not None and len(slot.tokens) < own.due and own.seconds + left < seconds:
+        if own is not None and own.lacks(seconds, left, len(slot.tokens)):
             return False
         own = self._counted(slot, name, seconds, token_s)
         if own.seconds + left < seconds:
@@ -110,6 +116,22 @@ class Allowance:
             own.seconds = max(0.0, own.seconds - seconds)
             own.paid, own.is_tried = seconds, True
         return True
+
+    def paying(self, wants: Sequence[Want], name: str, seconds: float, token_s: float) -> list[Want]:
+        """Those wants whose slots can pay for a trial that takes so long; they do so then."""
+        if not self._adaptive:
+            return [*wants]
+        savings, left = self._savings, self._left
+        payers = []
+        for want in wants:
+            # Most cannot, and this is asked for every slot and drafter in every pass.
+            slot = want.slot
+            own = savings.get((slot.id, name))
+            if own is not None and own.lacks(seconds, left.get(name, 0.0), len(slot.tokens)):
+                continue
+            if self.pays(slot, name, seconds, token_s):
+                payers.append(want)
+        return payers
 
     def refund(self, slot: Slot, name: str) -> None:
         """The drafter's last guess has proved right where no other was: if that was a trial, it cost nothing."""

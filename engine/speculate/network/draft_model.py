@@ -53,10 +53,12 @@ class DraftModel(DeviceDrafter):
         self._fed.pop(slot.id, None)
         self._unread.pop(slot.id, None)
 
+    def follows(self, slot: Slot) -> bool:
+        return slot.id in self._fed
+
     def accept(self, kept: Sequence[Kept]) -> None:
         for one in kept:
-            if one.slot.id in self._fed:
-                self._advance(one.slot)
+            self._advance(one.slot)
 
     def n_unfed(self, slot: Slot) -> int:
         return max(0, len(slot.tokens) - max(self._length(slot), self._restart(slot)))

@@ -66,6 +66,9 @@ class NgramDevice(DeviceDrafter):
     def begin(self, slot: Slot) -> None:
         self._n_known[slot.id] = 0
 
+    def follows(self, slot: Slot) -> bool:
+        return False  # it reads what a slot has gained when it is asked
+
     def draft(self, wants: Sequence[Want], tails: Tails | None = None) -> Guesses | None:
         slot_ids = self._bring_up_to_date(wants)
         if tails is not None:
