@@ -28,6 +28,7 @@ def _flags(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--slots", default="1,4,16,64", help="comma list")
     parser.add_argument("--passes", type=int, default=0, help="of plain decoding, per cell")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--replays", type=int, default=0, help="under so many noises the search had not")
     parser.add_argument("--worst", type=int, default=15, help="cells that the table shows")
     parser.add_argument("--json", type=Path, help="where to write all cells")
     return parser.parse_args(arguments)
@@ -51,7 +52,8 @@ def main(arguments: Sequence[str]) -> int:
     for machine in machines:
         for workload in workloads:
             for n_slots in [int(one) for one in flags.slots.split(",")]:
-                cells.append(play(machine, workload, n_slots, n_passes=flags.passes, seed=flags.seed))
+                sizes = {"n_passes": flags.passes, "seed": flags.seed, "n_replays": flags.replays}
+                cells.append(play(machine, workload, n_slots, **sizes))
         print(f"{machine.name}: {time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
     print(table(cells, flags.worst))
     if flags.json:

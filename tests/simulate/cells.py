@@ -11,10 +11,12 @@ from tests.simulate.machine import Machine
 from tests.simulate.planner import Auto
 from tests.simulate.static import Static
 from tests.simulate.workload import NETWORK, TEXT, Workload
-from tests.simulate.world import MakePlanner, Scene, World
+from tests.simulate.world import MakePlanner, Scene, Totals, World
 
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 _HOPELESS = 0.8  # of the set's best so far: longer drafts are not tried then
+_FINALISTS = 3  # settings that are played again
+Setting = tuple[tuple[str, ...], int]  # types, length
 # Passes of plain decoding a cell's text takes, by slots: more slots learn in fewer passes, and cost more of our time.
 PASSES = {1: 4000, 4: 2000, 16: 800, 64: 300}
 
@@ -25,6 +27,11 @@ class Rate:
 
     whole: float
     late: float
+
+    @classmethod
+    def of(cls, plays: Sequence[tuple[Totals, Totals]]) -> Rate:
+        """Over several plays of a text, each in two halves."""
+        return cls(_rate([half for play in plays for half in play]), _rate([late for _, late in plays]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +75,13 @@ def n_passes_of(n_slots: int) -> int:
     return PASSES.get(n_slots, max(150, 4000 // n_slots))
 
 
-def rate(world: World, n_tokens: int) -> Rate:
+def _rate(parts: Sequence[Totals]) -> float:
+    return sum(one.n_tokens for one in parts) / sum(one.seconds for one in parts)
+
+
+def halves(world: World, n_tokens: int) -> tuple[Totals, Totals]:
     """Play a text of so many tokens."""
-    first = world.play(n_tokens=n_tokens // 2)
-    second = world.play(n_tokens=n_tokens)
-    whole_s = first.seconds + second.seconds
-    return Rate((first.n_tokens + second.n_tokens) / whole_s, second.n_tokens / second.seconds)
+    return world.play(n_tokens=n_tokens // 2), world.play(n_tokens=n_tokens)
 
 
 def static(types: Sequence[str], n_max: int) -> MakePlanner:
@@ -81,42 +89,55 @@ def static(types: Sequence[str], n_max: int) -> MakePlanner:
     return lambda drafters, clock: Static(drafters, types, n_max)
 
 
-def references(scene: Scene, n_tokens: int) -> References:
-    """The best static settings, by search."""
+def references(scenes: Sequence[Scene], n_tokens: int) -> References:
+    """The best static settings, found by search in the first scene; if there are more, rated in those.
 
-    def found(types: Sequence[str], n_max: int) -> Rate:
-        return rate(World(scene, static(types, n_max)), n_tokens)
+    A search returns the setting that was best or luckiest. Where noise is large and a cell short, luck is several per
+    cent; so the best few are played again, under noises in which none was chosen.
+    """
 
-    def best_of(types: Sequence[str]) -> tuple[Rate, int]:
-        best, best_n = found(types, LENGTHS[0]), LENGTHS[0]
-        for n_max in LENGTHS[1:]:
-            one = found(types, n_max)
-            if one.whole < _HOPELESS * best.whole:
+    def found(setting: Setting, among: Sequence[Scene]) -> Rate:
+        return Rate.of([halves(World(one, static(*setting)), n_tokens) for one in among])
+
+    known: dict[Setting, Rate] = {((), 0): found(((), 0), scenes[:1])}
+    for types in ((TEXT,), (NETWORK,), (TEXT, NETWORK)):
+        best = 0.0
+        for n_max in LENGTHS:
+            one = known[types, n_max] = found((types, n_max), scenes[:1])
+            if one.whole < _HOPELESS * best:
                 break
-            if one.whole > best.whole:
-                best, best_n = one, n_max
-        return best, best_n
-
-    plain = found((), 0)
-    all_types = ((TEXT,), (NETWORK,), (TEXT, NETWORK))
-    known = [(plain, "plain")]
-    for types in all_types:
-        one, n_max = best_of(types)
-        known.append((one, f"{'+'.join(types)} {n_max}"))
-    best, setting = max(known, key=lambda pair: pair[0].whole)
-    return References(plain, best, setting)
+            best = max(best, one.whole)
+    if len(scenes) > 1:
+        last = sorted(known, key=lambda setting: known[setting].whole, reverse=True)[:_FINALISTS]
+        known = {setting: found(setting, scenes[1:]) for setting in dict.fromkeys((((), 0), *last))}
+    (types, n_max), rate = max(known.items(), key=lambda pair: pair[1].whole)
+    return References(known[(), 0], rate, f"{'+'.join(types)} {n_max}" if types else "plain")
 
 
-def play(machine: Machine, workload: Workload, n_slots: int, *, n_passes: int = 0, seed: int = 0) -> Cell:
-    """Play a cell. n_passes: of plain decoding; 0: as many as are usual for so many slots."""
-    scene = Scene(machine, workload, n_slots, seed)
+def play(
+    machine: Machine,
+    workload: Workload,
+    n_slots: int,
+    *,
+    n_passes: int = 0,
+    seed: int = 0,
+    n_replays: int = 0,
+) -> Cell:
+    """Play a cell.
+
+    n_passes: of plain decoding; 0: as many as are usual for so many slots. n_replays: under so many other noises of the
+    machine than the search's; 0: under that.
+    """
+    scenes = [Scene(machine, workload, n_slots, seed, noise) for noise in range(1 + n_replays)]
     n_tokens = (n_passes or n_passes_of(n_slots)) * n_slots
     started = time.perf_counter()
-    world = World(scene, Auto)
-    auto = rate(world, n_tokens)
+    worlds = [World(one, Auto) for one in scenes[1:] or scenes]
+    auto = Rate.of([halves(one, n_tokens) for one in worlds])
     real_s = time.perf_counter() - started
-    totals = world.totals
-    n_rounds = totals.n_passes * n_slots
-    drafted, accepted = totals.n_drafted / n_rounds, totals.n_accepted / n_rounds
+    totals = [one.totals for one in worlds]
+    n_played = sum(one.n_passes for one in totals)
+    n_rounds = n_played * n_slots
+    drafted = sum(one.n_drafted for one in totals) / n_rounds
+    accepted = sum(one.n_accepted for one in totals) / n_rounds
     names = machine.name, workload.name, n_slots
-    return Cell(*names, auto, references(scene, n_tokens), drafted, accepted, real_s, totals.n_passes)
+    return Cell(*names, auto, references(scenes, n_tokens), drafted, accepted, real_s, n_played)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from slipstream.engine.speculate.drafter import Drafter
-from tests.simulate.cells import rate, static
+from tests.simulate.cells import Rate, halves, play, static
 from tests.simulate.clock import Clock, Drift, Jump, Spell, Suspension, Trouble
 from tests.simulate.machine import Machine, all_machines, read_machine
 from tests.simulate.planner import Auto, fixed
@@ -29,7 +30,7 @@ def workload(**luck: float) -> Workload:
 @pytest.mark.parametrize("right", [0.0, 0.5, 0.8])
 def test_a_networks_rate_is_the_formula(right: float) -> None:
     """(1 - a^(k+1)) / (1 - a) tokens a pass."""
-    found = rate(World(Scene(FLAT, workload(right=right), 4), static((NETWORK,), 3)), 40_000)
+    found = Rate.of([halves(World(Scene(FLAT, workload(right=right), 4), static((NETWORK,), 3)), 40_000)])
     tokens = sum(right**i for i in range(4))
     assert found.whole == pytest.approx(4 * tokens / 1.3, rel=0.03)
 
@@ -56,6 +57,19 @@ def test_a_static_setting_is_the_chain_without_adaptation(types: Sequence[str], 
     ours = World(scene, static(types, 5)).play(n_passes=400)
     assert ours.n_accepted > 100
     assert World(scene, chain).play(n_passes=400) == ours
+
+
+def test_what_a_search_has_found_is_rated_under_other_noises() -> None:
+    noisy = replace(FLAT, trouble=Trouble(noise=0.5))
+
+    def plain(*noises: int) -> Rate:
+        scenes = [Scene(noisy, workload(), 2, noise=noise) for noise in noises]
+        return Rate.of([halves(World(one, static((), 0)), 200) for one in scenes])
+
+    once, again = (play(noisy, workload(), 2, n_passes=100, n_replays=n) for n in (0, 2))
+    assert (once.n_passes, again.n_passes) == (100, 200)
+    assert once.static.plain == plain(0)
+    assert again.static.plain == plain(1, 2) != once.static.plain
 
 
 def test_every_file_is_read_and_played() -> None:

@@ -30,6 +30,7 @@ class Scene:
     workload: Workload
     n_slots: int
     seed: int = 0
+    noise: int = 0  # which of the machine's noises, of those that go with the seed
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ class World:
         start: per slot the number of its request, and how much of the reply is written; by default a different share.
         """
         self._scene = scene
-        self.clock = Clock(scene.machine.trouble, scene.seed)
+        self.clock = Clock(scene.machine.trouble, scene.seed + 1000 * scene.noise)
         self._scripts: dict[int, Script] = {}
         text = ScriptedText(scene.machine.text, self.clock, self._scripts)
         self._network = ScriptedNetwork(scene.machine.network, self.clock, self._scripts)
