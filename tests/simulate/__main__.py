@@ -28,7 +28,9 @@ def _flags(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--slots", default="1,4,16,64", help="comma list")
     parser.add_argument("--passes", type=int, default=0, help="of plain decoding, per cell")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--replays", type=int, default=0, help="under so many noises the search had not")
+    parser.add_argument(
+        "--replays", type=int, default=0, help="rate under so many noises that the search has not"
+    )
     parser.add_argument("--worst", type=int, default=15, help="cells that the table shows")
     parser.add_argument("--json", type=Path, help="where to write all cells")
     return parser.parse_args(arguments)

@@ -17,6 +17,7 @@ LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 _HOPELESS = 0.8  # of the set's best so far: longer drafts are not tried then
 _FINALISTS = 3  # settings that are played again
 Setting = tuple[tuple[str, ...], int]  # types, length
+_PLAIN: Setting = (), 0
 # Passes of plain decoding a cell's text takes, by slots: more slots learn in fewer passes, and cost more of our time.
 PASSES = {1: 4000, 4: 2000, 16: 800, 64: 300}
 
@@ -99,7 +100,7 @@ def references(scenes: Sequence[Scene], n_tokens: int) -> References:
     def found(setting: Setting, among: Sequence[Scene]) -> Rate:
         return Rate.of([halves(World(one, static(*setting)), n_tokens) for one in among])
 
-    known: dict[Setting, Rate] = {((), 0): found(((), 0), scenes[:1])}
+    known: dict[Setting, Rate] = {_PLAIN: found(_PLAIN, scenes[:1])}
     for types in ((TEXT,), (NETWORK,), (TEXT, NETWORK)):
         best = 0.0
         for n_max in LENGTHS:
@@ -109,9 +110,9 @@ def references(scenes: Sequence[Scene], n_tokens: int) -> References:
             best = max(best, one.whole)
     if len(scenes) > 1:
         last = sorted(known, key=lambda setting: known[setting].whole, reverse=True)[:_FINALISTS]
-        known = {setting: found(setting, scenes[1:]) for setting in dict.fromkeys((((), 0), *last))}
+        known = {setting: found(setting, scenes[1:]) for setting in dict.fromkeys((_PLAIN, *last))}
     (types, n_max), rate = max(known.items(), key=lambda pair: pair[1].whole)
-    return References(known[(), 0], rate, f"{'+'.join(types)} {n_max}" if types else "plain")
+    return References(known[_PLAIN], rate, f"{'+'.join(types)} {n_max}" if types else "plain")
 
 
 def play(
@@ -125,8 +126,8 @@ def play(
 ) -> Cell:
     """Play a cell.
 
-    n_passes: of plain decoding; 0: as many as are usual for so many slots. n_replays: under so many other noises of the
-    machine than the search's; 0: under that.
+    n_passes: of plain decoding; 0: as many as are usual for so many slots. n_replays: under so many noises of the
+    machine that the search has not; 0: under the search's.
     """
     scenes = [Scene(machine, workload, n_slots, seed, noise) for noise in range(1 + n_replays)]
     n_tokens = (n_passes or n_passes_of(n_slots)) * n_slots

@@ -150,7 +150,7 @@ def test_acceptance_is_learnt_per_place_and_grade() -> None:
     assert sure[0] == pytest.approx(0.95, abs=0.06)
     assert doubtful[0] == pytest.approx(0.2, abs=0.08)
     assert doubtful[3] / doubtful[2] == pytest.approx(0.9, abs=0.1)
-    assert survival.expected("d", [toy_slot("r", [1], slot_id=1)], 1)[0][0] == pytest.approx(0.575, abs=0.1)
+    assert survival.expected("d", [toy_slot("r", [1], slot_id=1)], 1)[0, 0] == pytest.approx(0.575, abs=0.1)
     assert np.all(np.diff(sure) <= 0)
 
 
@@ -161,12 +161,12 @@ def test_a_slot_deviates_from_the_average_and_its_next_request_does_not() -> Non
     for _ in range(6):
         survival.judge("d", toy_slot("r", [1], slot_id=1), [0], 0, 0)
     good, bad = (
-        survival.expected("d", [toy_slot("r", [1])], 1)[0][0],
-        survival.expected("d", [toy_slot("r", [1], slot_id=1)], 1)[0][0],
+        survival.expected("d", [toy_slot("r", [1])], 1)[0, 0],
+        survival.expected("d", [toy_slot("r", [1], slot_id=1)], 1)[0, 0],
     )
     assert bad < 0.5 * good
     survival.begin(1)
-    assert survival.expected("d", [toy_slot("r", [1], slot_id=1)], 1)[0][0] > 0.8
+    assert survival.expected("d", [toy_slot("r", [1], slot_id=1)], 1)[0, 0] > 0.8
 
 
 @pytest.mark.parametrize("n_unjudged", [500, 36_000, 40_000])
@@ -201,7 +201,7 @@ def believed(survival: Survival, n_wrong: int) -> float:
     survival.begin(1)
     for _ in range(n_wrong):
         survival.judge("d", slot, [0], 0, 0)
-    return float(survival.expected("d", [slot], 1)[0][0])
+    return float(survival.expected("d", [slot], 1)[0, 0])
 
 
 def test_how_soon_a_request_is_believed_to_differ_follows_how_requests_do() -> None:

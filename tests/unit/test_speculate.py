@@ -138,7 +138,9 @@ def test_a_trial_that_is_not_read_first_pays_for_the_rows_that_verify_it(
             chain_of(network := AsNetwork(Says("network", [2])), slope=0.02),
             slot_with([1], types=("network",)),
         )
-        monkeypatch.setattr(chain._survival, "expected", lambda name, slots, n: np.full((1, n), 0.01))
+        monkeypatch.setattr(
+            chain._survival, "expected", lambda name, slots, n: np.full((len(slots), n), 0.01)
+        )
         monkeypatch.setattr(
             chain.lengths.allowance, "pays", lambda slot, name, seconds, token_s: bool(paid.append(seconds))
         )
