@@ -199,6 +199,7 @@ class Chain:
         if launched is None:
             return None
         guesses, token_ids = launched
+        self.lengths.feeding.called(drafter.name, slots)
 
         def read() -> dict[int, Draft]:
             made: Mapping[int, Draft] = {}
@@ -237,6 +238,7 @@ class Chain:
         if not asked:
             return {}
         n_unfed = sum(drafter.n_unfed(want.slot) for want in asked)
+        self.lengths.feeding.called(drafter.name, [want.slot for want in asked])
         started = self.now()
         made = self._offers(drafter, asked, lambda: _read(drafter.draft(asked)))
         if made:

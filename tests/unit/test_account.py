@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -13,9 +12,9 @@ from slipstream.engine.slot import Slot
 from slipstream.engine.speculate.chain import Chain
 from slipstream.engine.speculate.decide import account
 from slipstream.engine.speculate.decide.value import Pass
-from slipstream.engine.speculate.drafter import NO_DRAFTS, UNREAD, Drafter, Guess, Guesses, Want
+from slipstream.engine.speculate.drafter import NO_DRAFTS, UNREAD, Drafter, Guess, Want
 from slipstream.engine.speculate.tails import Tails
-from tests.unit.doubles import AsNetwork
+from tests.unit.doubles import Ahead, AsNetwork
 from tests.unit.test_ahead import PROMPTS, Knowing, play
 from tests.unit.test_speculate import Says, chain_of, play_on, slot_with
 from tests.unit.toy import toy_engine
@@ -136,13 +135,6 @@ def test_a_spell_without_drafts_is_logged_once(caplog: pytest.LogCaptureFixture)
     says.token_ids = []
     passes(chain, slot, 31)
     assert len(caplog.messages) == 3
-
-
-class Ahead(AsNetwork):
-    """Guesses behind unread passes too."""
-
-    def draft(self, wants: Sequence[Want], tails: Tails | None = None) -> Guesses | None:
-        return super().draft(wants)
 
 
 def test_a_guess_that_is_read_later_is_no_offer_for_the_next_pass() -> None:

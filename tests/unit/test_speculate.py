@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+import torch
 
 from slipstream.engine.api import Speculate
 from slipstream.engine.errors import InvalidRequest, Unsupported
@@ -18,7 +19,8 @@ from slipstream.engine.speculate.drafter import UNREAD, Draft, Drafter, Guess, K
 from slipstream.engine.speculate.guard import Guard
 from slipstream.engine.speculate.network.draft_model import STORE, DraftModel
 from slipstream.engine.speculate.resolve import resolve_speculate
-from tests.unit.doubles import AsNetwork, drafts_of, read
+from slipstream.engine.speculate.tails import Tails
+from tests.unit.doubles import Ahead, AsNetwork, drafts_of, read
 from tests.unit.toy import Toy, ToyNetwork, toy_engine, toy_slot
 from tests.wound_clock import WoundClock
 
@@ -127,6 +129,21 @@ def test_a_network_that_has_much_to_be_fed_is_asked_only_if_it_promises_more() -
     for _ in range(6):
         assert not one_draft(chain, slot, 4)
     assert one_draft(chain, slot, 4), "eight passes later"
+
+
+@pytest.mark.parametrize("tails", [None, Tails({0: range(1)}, torch.tensor([1]), torch.tensor([5]))])
+def test_every_call_for_a_slot_counts_as_one_that_what_it_is_fed_has_served(tails: Tails | None) -> None:
+    network = Ahead(Says("network", [2] * 16, [0.8] * 16))
+    chain, slot = chain_of(network), slot_with([1], types=("network",), n_max=4)
+    want = Want(slot, 4, (UNREAD,) if tails else ())
+    for _ in range(60):
+        chain.begin(slot)
+        for _ in range(9):
+            drafts = chain.draft([want], Pass(1, 1), tails)
+            assert drafts is not None
+            assert drafts.by_slot[slot.id]
+    chain.begin(slot)
+    assert chain.lengths.feeding.n_calls("network") == pytest.approx(9, rel=0.01)
 
 
 def test_a_trial_that_is_not_read_first_pays_for_the_rows_that_verify_it(

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.engine.speculate.decide.cost import Costs
+from slipstream.engine.speculate.decide.feeding import Feeding
 from slipstream.engine.speculate.decide.overlap import Overlap
 from slipstream.engine.speculate.decide.trials import Allowance
 
@@ -23,7 +24,6 @@ Floats = NDArray[np.float64]
 _MARGIN = 1.02  # drafts must promise this much more than none, or they are not worth the noise
 # Depths that are weighed, besides the most that is allowed.
 _DEPTHS = np.array([1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48])
-_PASSES_FED_FOR = 4  # that a network's rows are thought to serve
 _ROWS_OF_A_DRAFT = (2, 4, 8, 16)  # over which the price of a row is averaged
 
 
@@ -56,11 +56,13 @@ class Lengths:
         self.adaptive = adaptive
         self.allowance = Allowance(adaptive=adaptive)
         self.overlap = Overlap(adaptive=adaptive)
+        self.feeding = Feeding()
 
     def begin(self, slot_id: int) -> None:
         """The slot has another text."""
         self.allowance.begin(slot_id)
         self.overlap.begin(slot_id)
+        self.feeding.begin(slot_id)
 
     def token_s(self, coming: Pass) -> float:
         """Seconds in which plain decoding makes a token."""
@@ -108,7 +110,7 @@ class Lengths:
 
         free: survivals of what each slot has without it, [n_free]; drafted: those expected of the network, [n_max];
         n_unfed: rows it has to be fed for each slot. Depth is shared: its cost is one pass of the draft network per
-        position, for all slots together. What is fed serves the passes that follow, too, and is charged in parts.
+        position, for all slots together. What is fed serves the calls that follow, too, and is charged in parts.
         """
         if not self._may_pay(name, drafted, coming):
             return 0, [False] * len(free)
@@ -121,7 +123,7 @@ class Lengths:
         mine, other = _table(drafted, length), _table(free, length)  # [n_slots, length]
         most = max(map(len, drafted))
         depths = np.append(_DEPTHS[: _DEPTHS.searchsorted(most)], most)  # [n_depths]
-        feeding_s = row_s / _PASSES_FED_FOR * np.array(n_unfed)[:, None]  # [n_slots, 1]
+        feeding_s = row_s / self.feeding.n_calls(name) * np.array(n_unfed)[:, None]  # [n_slots, 1]
         gained = np.maximum(mine - price, 0.0).cumsum(1)[:, depths - 1] - rate * feeding_s
         takes = gained > np.maximum(other - price, 0.0).sum(1, keepdims=True)  # [n_slots, n_depths]
         made = np.where(np.arange(length) < depths[:, None, None], mine, 0.0)  # [n_depths, n_slots, length]
@@ -152,7 +154,7 @@ class Lengths:
 
         least = _MARGIN * rate(len(free), float(free.sum()), 0.0)
         call_s, position_s, row_s = self.costs.call_s(name, 1, n_unfed)
-        call_s += row_s * n_unfed / _PASSES_FED_FOR
+        call_s += row_s * n_unfed / self.feeding.n_calls(name)
         depths = {min(n, n_most) for n in _ROWS_OF_A_DRAFT}
         return any(rate(n, n, call_s + n * position_s) > least for n in depths)
 

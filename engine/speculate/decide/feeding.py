@@ -1,0 +1,39 @@
+"""How many calls of a network are served by the text that it is fed before the first of them.
+
+A network that has not followed a slot lately is fed what it lacks before it can guess: behind a prompt, hundreds of
+rows. What it is fed serves all guesses that follow, so its cost is shared by so many calls as requests lately made of
+the network. How many that is depends on the traffic: where most requests ask it once, on trial, and are disappointed,
+the call pays for all of it; where it guesses through replies of hundreds of tokens, next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from slipstream.engine.slot import Slot
+
+_AT_FIRST = 4.0  # calls assumed of a request before any has ended
+_OF_LAST = 0.1  # of the last request in the average
+
+
+class Feeding:
+    """Calls of every (slot, drafter), and how many requests lately made: their geometric mean, as a few make most."""
+
+    def __init__(self) -> None:
+        self._calls: dict[tuple[int, str], int] = {}
+        self._usual: dict[str, float] = {}  # by drafter
+
+    def begin(self, slot_id: int) -> None:
+        """The slot has another text."""
+        for key in [key for key in self._calls if key[0] == slot_id]:
+            n_calls, usual = self._calls.pop(key), self.n_calls(key[1])
+            self._usual[key[1]] = usual * (n_calls / usual) ** _OF_LAST
+
+    def called(self, name: str, slots: Iterable[Slot]) -> None:
+        """A drafter guesses for these slots."""
+        for slot in slots:
+            self._calls[slot.id, name] = self._calls.get((slot.id, name), 0) + 1
+
+    def n_calls(self, name: str) -> float:
+        """Calls of a drafter that what it is fed of a slot is expected to serve."""
+        return self._usual.get(name, _AT_FIRST)
