@@ -312,9 +312,7 @@ class Chain:
         """
         with self.guard.spared():
             for one in kept:
-                for name in self._shadows.judge(one.slot, one.draft.sources[: one.n_accepted]):
-                    self.lengths.allowance.refund(one.slot, name)
-                    self._asking.prove(name, one.slot)
+                self._shadows.judge(one.slot)
         for reader in self._readers:
             self._accept(reader, [one for one in kept if reader.name in one.draft.sources])
         for network in self._on_device:

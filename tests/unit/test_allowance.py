@@ -87,14 +87,6 @@ def test_drafts_that_cost_more_rows_than_they_brought_leave_no_debt() -> None:
     assert first <= 20
 
 
-def test_a_trial_that_proved_right_cost_nothing() -> None:
-    allowance, slot = Allowance(adaptive=True), slot_with(3, "a")
-    assert exhausted(allowance, slot, 0.3) == 3
-    allowance.refund(slot, "a")
-    allowance.refund(slot, "a")  # once
-    assert exhausted(allowance, slot, 0.3) == 1
-
-
 def test_savings_are_a_slots_and_a_drafters_own_and_end_with_the_text() -> None:
     allowance, slot = Allowance(adaptive=True), slot_with(3, "a", "b")
     other = toy_slot("s", [1, 1, 1], slot_id=1, types=("a", "b"))

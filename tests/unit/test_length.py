@@ -263,29 +263,6 @@ def test_only_what_was_judged_counts() -> None:
     assert judged[2:] == [(1, 0, 1)]
 
 
-def test_a_guess_that_another_draft_made_too_has_shown_nothing() -> None:
-    slot, shadows = toy_slot("r", [1]), Shadows(Survival())
-
-    def judged(guess: list[int], *passes: tuple[list[int], tuple[str, ...]]) -> list[str]:
-        """The guess, then passes: tokens that come, and who drafted the first of them."""
-        shadows.begin(slot)
-        shadows.watch(slot, "d", guess, grades((), len(guess)))
-        right = []
-        for tokens, accepted in passes:
-            for token_id in tokens:
-                slot.append(token_id)
-            right += shadows.judge(slot, accepted)
-        return right
-
-    assert judged([5, 6], ([5, 6, 7], ())) == ["d"]
-    assert judged([5, 6], ([5, 6, 7], ("d", "d"))) == ["d"]
-    assert judged([5, 6], ([5, 6, 7], ("e", "e"))) == []
-    assert judged([5, 6], ([5, 6, 7], ("e",))) == ["d"]
-    assert judged([5, 6], ([5, 0, 7], ("e",))) == []
-    assert judged([5, 6, 7], ([5, 6], ("e",)), ([7, 8], ("e",))) == ["d"]
-    assert judged([5, 6, 7], ([5, 6], ("e", "e")), ([7, 8], ("e",))) == []
-
-
 def test_a_network_is_tried_only_where_it_could_promise_more() -> None:
     lengths = lengths_with_cost(0.02)
     lengths.costs.drafted("n", 8, 1.0)  # a position costs an eighth of a pass

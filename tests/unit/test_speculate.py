@@ -166,23 +166,6 @@ def test_a_trial_that_is_not_read_first_pays_for_the_rows_that_verify_it(
     assert paid[1] - paid[0] == pytest.approx(chain.lengths.costs.at(3) - chain.lengths.costs.at(1))
 
 
-def test_a_slot_is_weighed_again_once_a_networks_guess_proves_right() -> None:
-    network = AsNetwork(Says("network", [2] * 16))
-    chain, slot = chain_of(network, slope=0.02), slot_with([1], types=("network",), n_max=4)
-    chain.begin(slot)
-    for n_fed in (0, 100, 0, 400, 2, 300) * 4:
-        chain.lengths.costs.drafted("network", 4, 0.4 + 0.02 * n_fed, n_fed)
-    n_guessed = len(one_draft(chain, slot, 4))
-    assert n_guessed > 1
-    network.n_unfed = lambda slot: 2000  # type: ignore[method-assign]
-    assert not one_draft(chain, slot, 4)
-    network.n_unfed = lambda slot: 0  # type: ignore[method-assign]
-    play_on(chain, slot, *[2] * (n_guessed - 1))
-    assert not one_draft(chain, slot, 4)
-    play_on(chain, slot, 2)
-    assert one_draft(chain, slot, 4), "all guesses were right"
-
-
 def test_slots_are_weighed_again_in_the_same_pass() -> None:
     network = AsNetwork(Says("network", [2] * 16))
     chain = chain_of(network, slope=0.02)

@@ -39,18 +39,13 @@ class Asking:
         """readers: the text drafters."""
         self._guard, self._lengths, self._survival = guard, lengths, survival
         self._account, self._readers = account, readers
-        # Drafter and slot id -> the period through which it rests, unless a guess of a network proves right.
+        # Drafter and slot id -> the period through which it rests.
         self._rests: dict[tuple[str, int], int] = {}
 
     def begin(self, slot_id: int) -> None:
         """The slot has another text."""
         for key in [key for key in self._rests if key[1] == slot_id]:
             del self._rests[key]
-
-    def prove(self, name: str, slot: Slot) -> None:
-        """A drafter's guess has proved right. A network promises more now, so the slot is weighed for it again."""
-        if name in self._guard.suspects:
-            self._rests.pop((name, slot.id), None)
 
     def is_read(self, slot: Slot) -> bool:
         """Whether any text drafter reads the slot's text."""

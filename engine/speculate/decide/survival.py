@@ -271,7 +271,6 @@ class _Watched:
     grade: Grades  # [n_tokens]
     start: int  # tokens of the slot when the guess was made
     n_judged: int = 0
-    n_known: int = 0  # of these, right ones that a draft of another drafter brought
 
 
 class Shadows:
@@ -294,14 +293,9 @@ class Shadows:
         if own is not None and name not in own:
             own[name] = _Watched(token_ids, grade, len(slot.tokens))
 
-    def judge(self, slot: Slot, accepted: Sequence[str] = ()) -> list[str]:
-        """Compare what is watched with the tokens that a pass has added.
-
-        accepted: who drafted the first of these. Returns the drafters that were right to the end, and not only where
-        another's draft was.
-        """
+    def judge(self, slot: Slot) -> None:
+        """Compare what is watched with the tokens that a pass has added."""
         own = self._watched.get(slot, {})
-        right = []
         for name, one in list(own.items()):
             rest = one.token_ids[one.n_judged :]
             start = one.start + one.n_judged
@@ -313,13 +307,8 @@ class Shadows:
             grade = one.grade[one.n_judged : one.n_judged + n_judged].tolist()
             self._survival.judge(name, slot, grade, one.n_judged, n_right)
             one.n_judged += n_judged
-            one.n_known += sum(source != name for source in accepted[:n_right])
-            if n_right == n_judged < len(rest):
-                continue
-            del own[name]
-            if n_right == n_judged and one.n_known < len(one.token_ids):
-                right.append(name)
-        return right
+            if n_right < n_judged or n_judged == len(rest):
+                del own[name]
 
     def drop(self, slot: Slot) -> None:
         """The request is over: forget its guesses."""

@@ -40,7 +40,6 @@ class _Savings:
     grows: float = 0.0  # seconds that they grow by with each token
     gained: float = 0.0  # seconds that came to them since they began
     due: int = 0  # tokens of the slot before which they do not pay for a trial
-    paid: float = 0.0  # seconds, for the last trial
     is_tried: bool = False
     has_earned: bool = False  # anything, by any draft
 
@@ -62,7 +61,7 @@ class Allowance:
         self._earning: dict[str, float] = {}  # by drafter, share of the last requests with trials that gained
         self._too_dear: dict[str, float] = {}  # by drafter, the last trial that could not be paid for
         # What was paid for while a pass is decided: who paid, and what it and others' savings were before.
-        self._bought: list[tuple[_Savings, float, float, bool, str, float]] = []
+        self._bought: list[tuple[_Savings, float, bool, str, float]] = []
 
     def begin(self, slot_id: int) -> None:
         """The slot has another text."""
@@ -86,8 +85,8 @@ class Allowance:
 
     def undo(self) -> None:
         """The pass is decided later, and what was paid for since `start` will be paid for then."""
-        for own, seconds, paid, is_tried, name, left in reversed(self._bought):
-            own.seconds, own.paid, own.is_tried = seconds, paid, is_tried
+        for own, seconds, is_tried, name, left in reversed(self._bought):
+            own.seconds, own.is_tried = seconds, is_tried
             self._left[name] = left
         self._bought.clear()
 
@@ -111,10 +110,10 @@ class Allowance:
             return False
         if self._adaptive:
             own, left = self._savings[slot.id, name], self._left.get(name, 0.0)
-            self._bought.append((own, own.seconds, own.paid, own.is_tried, name, left))
+            self._bought.append((own, own.seconds, own.is_tried, name, left))
             self._left[name] = left - max(0.0, seconds - own.seconds)
             own.seconds = max(0.0, own.seconds - seconds)
-            own.paid, own.is_tried = seconds, True
+            own.is_tried = True
         return True
 
     def paying(self, wants: Sequence[Want], name: str, seconds: float, token_s: float) -> list[Want]:
@@ -132,14 +131,6 @@ class Allowance:
             if self.pays(slot, name, seconds, token_s):
                 payers.append(want)
         return payers
-
-    def refund(self, slot: Slot, name: str) -> None:
-        """The drafter's last guess has proved right where no other was: if that was a trial, it cost nothing."""
-        own = self._savings.get((slot.id, name))
-        if own is not None:
-            own.seconds += own.paid
-            own.has_earned = True
-            own.paid, own.due = 0.0, 0
 
     def credit(self, slot: Slot, name: str, n_gained: float, token_s: float) -> None:
         """A draft was verified; n_gained: the drafter's accepted tokens, less what all its tokens' rows cost."""
