@@ -1,9 +1,9 @@
 """How many calls of a network are served by the text that it is fed before the first of them.
 
 A network that has not followed a slot lately is fed what it lacks before it can guess: behind a prompt, hundreds of
-rows. What it is fed serves all guesses that follow, so its cost is shared by so many calls as requests lately made of
-the network. How many that is depends on the traffic: where most requests ask it once, on trial, and are disappointed,
-the call pays for all of it; where it guesses through replies of hundreds of tokens, next to nothing.
+rows. All guesses that follow rest on them, so their cost is shared by as many calls as requests lately made. That
+depends on the traffic: where most requests try a network once and find it wrong, the call pays for all of it; where it
+guesses through replies of hundreds of tokens, next to nothing.
 """
 
 from __future__ import annotations
