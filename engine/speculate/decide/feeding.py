@@ -8,6 +8,7 @@ guesses through replies of hundreds of tokens, next to nothing.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from slipstream.engine.slot import Slot
@@ -20,19 +21,19 @@ class Feeding:
     """Calls of every (slot, drafter), and how many requests lately made: their geometric mean, as a few make most."""
 
     def __init__(self) -> None:
-        self._calls: dict[tuple[int, str], int] = {}
+        self._calls: defaultdict[int, Counter[str]] = defaultdict(Counter)  # by slot id and drafter
         self._usual: dict[str, float] = {}  # by drafter
 
     def begin(self, slot_id: int) -> None:
         """The slot has another text."""
-        for key in [key for key in self._calls if key[0] == slot_id]:
-            n_calls, usual = self._calls.pop(key), self.n_calls(key[1])
-            self._usual[key[1]] = usual * (n_calls / usual) ** _OF_LAST
+        for name, n_calls in self._calls.pop(slot_id, {}).items():
+            usual = self.n_calls(name)
+            self._usual[name] = usual * (n_calls / usual) ** _OF_LAST
 
     def called(self, name: str, slots: Iterable[Slot]) -> None:
         """A drafter guesses for these slots."""
         for slot in slots:
-            self._calls[slot.id, name] = self._calls.get((slot.id, name), 0) + 1
+            self._calls[slot.id][name] += 1
 
     def n_calls(self, name: str) -> float:
         """Calls of a drafter that what it is fed of a slot is expected to serve."""
